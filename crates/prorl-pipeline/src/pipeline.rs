@@ -1,0 +1,577 @@
+//! The service's core: takes jobs, hands out results, stops.
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use parking_lot::Mutex;
+use prorl_core::{
+    JobId, JobRequest, JobResult, Malformed, Stage, Status,
+    status::{JobCounts, SandboxCounts, ServiceState, Stages, Stuck},
+};
+use sha2::{Digest, Sha256};
+use tokio::{sync::Notify, time::Instant};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tracing::Instrument;
+
+use crate::{
+    InMemoryResults, InProcessQueue, JobHandle, JobQueue, JobState, Lookup, Registry, ResultStore, StagePool, Ticket,
+    drive,
+    job::{CancelReason, Job},
+};
+
+/// What happens to a job when the last client that waited for it leaves.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OnDisconnect {
+    /// It is cancelled, unless it is detached.
+    #[default]
+    Cancel,
+    /// It goes on.
+    Keep,
+}
+
+/// Sizes and limits of a pipeline.
+#[derive(Clone, Debug)]
+pub struct PipelineConfig {
+    /// Jobs inside init at once.
+    pub init_workers: usize,
+    /// Jobs inside run at once.
+    pub run_workers: usize,
+    /// Jobs inside eval at once.
+    pub eval_workers: usize,
+    /// Jobs that may wait for their first worker; one more is refused.
+    pub queue_limit: usize,
+    /// Counted time of a job that names none.
+    pub default_timeout: Duration,
+    /// How long a sandbox may take to end by itself.
+    pub close_grace: Duration,
+    /// How long an exception callback or `final_result` may take.
+    pub callback_limit: Duration,
+    /// How long an id that was cancelled before it came is refused.
+    pub tombstone_life: Duration,
+    /// What a client's leaving means.
+    pub on_disconnect: OnDisconnect,
+    /// Whether an instance may say `"skip_eval": true`.
+    pub allow_skip_eval: bool,
+    /// Memory for ended jobs' results, bytes.
+    pub results_bytes: usize,
+}
+
+impl Default for PipelineConfig {
+    fn default() -> Self {
+        Self {
+            init_workers: 64,
+            run_workers: 64,
+            eval_workers: 64,
+            queue_limit: 65_536,
+            default_timeout: Duration::from_mins(5),
+            close_grace: Duration::from_secs(2),
+            callback_limit: Duration::from_secs(10),
+            tombstone_life: Duration::from_mins(5),
+            on_disconnect: OnDisconnect::Cancel,
+            allow_skip_eval: false,
+            results_bytes: 512 << 20,
+        }
+    }
+}
+
+/// Why a job was not accepted.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SubmitError {
+    /// Not started, or stopping.
+    #[error("the service is not running")]
+    NotRunning,
+    /// No handler of that name.
+    #[error("unknown data_source {name:?}, expected one of {}", known.join(", "))]
+    UnknownDataSource {
+        /// What was asked for.
+        name: String,
+        /// What there is.
+        known: Vec<String>,
+    },
+    /// The request is wrong whatever the handler.
+    #[error(transparent)]
+    Malformed(Malformed),
+    /// The instance lacks something that its handler needs.
+    #[error("instance.{0}")]
+    InvalidInstance(Malformed),
+    /// The id is in use for another request.
+    #[error("job {0} exists with another body")]
+    JobExists(JobId),
+    /// The id was cancelled before it came.
+    #[error("job {0} was cancelled before it was submitted")]
+    JobCancelled(JobId),
+    /// Too many wait.
+    #[error("{limit} jobs are waiting, which is the limit")]
+    QueueFull {
+        /// The limit.
+        limit: usize,
+    },
+}
+
+/// What is known of an id that was asked to be cancelled.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum CancelAnswer {
+    /// The job was in this state when the request came; ended jobs stay as they are.
+    Found(JobState),
+    /// No such job. The id is refused for a while.
+    Unknown,
+}
+
+/// What a stop ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StopReport {
+    /// Jobs that were cancelled by it.
+    pub cancelled: usize,
+    /// Sandboxes that were closed by it, each proven gone.
+    pub sandboxes_killed: usize,
+}
+
+/// The three pools.
+pub(crate) struct Pools {
+    init: StagePool,
+    run: StagePool,
+    eval: StagePool,
+}
+
+impl Pools {
+    pub(crate) fn of(&self, stage: Stage) -> &StagePool {
+        match stage {
+            Stage::Init => &self.init,
+            Stage::Run => &self.run,
+            Stage::Eval => &self.eval,
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct SandboxCounters {
+    active: AtomicUsize,
+    started: AtomicU64,
+    failed: AtomicU64,
+}
+
+impl SandboxCounters {
+    pub(crate) fn opened(&self) {
+        self.active.fetch_add(1, Ordering::Relaxed);
+        self.started.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn closed(&self) {
+        self.active.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn failed(&self) {
+        self.failed.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// What is remembered of an ended job beside its result.
+struct Ended {
+    digest: [u8; 32],
+    attempt: u32,
+    reason: Option<CancelReason>,
+}
+
+struct Jobs {
+    state: ServiceState,
+    active: HashMap<JobId, Arc<Job>>,
+    /// Jobs that have not ended: those of `active`, and abandoned ones whose id has a successor.
+    unfinished: usize,
+    ended: HashMap<JobId, Ended>,
+    tombstones: HashMap<JobId, Instant>,
+    counts: JobCounts,
+}
+
+pub(crate) struct Inner {
+    pub(crate) config: PipelineConfig,
+    registry: Registry,
+    pub(crate) pools: Arc<Pools>,
+    pub(crate) sandboxes: Arc<SandboxCounters>,
+    queue: Box<dyn JobQueue>,
+    results: Box<dyn ResultStore>,
+    jobs: Mutex<Jobs>,
+    all_ended: Notify,
+    tasks: TaskTracker,
+    root: CancellationToken,
+}
+
+/// Runs jobs through init, run and eval.
+///
+/// Clones share one pipeline. It spawns tasks on the current tokio runtime; [`stop`](Self::stop) returns when none of
+/// them has a job left, [`close`](Self::close) when none is left at all.
+#[derive(Clone)]
+pub struct Pipeline {
+    inner: Arc<Inner>,
+}
+
+impl Pipeline {
+    /// Makes a stopped pipeline that keeps jobs and results in memory.
+    pub fn new(config: PipelineConfig, registry: Registry) -> Self {
+        let results = InMemoryResults::new(config.results_bytes);
+        Self::with_stores(config, registry, Box::new(InProcessQueue::default()), Box::new(results))
+    }
+
+    /// Makes a stopped pipeline with another source of jobs and place of results.
+    pub fn with_stores(
+        config: PipelineConfig,
+        registry: Registry,
+        queue: Box<dyn JobQueue>,
+        results: Box<dyn ResultStore>,
+    ) -> Self {
+        let pools = Pools {
+            init: StagePool::new(config.init_workers),
+            run: StagePool::new(config.run_workers),
+            eval: StagePool::new(config.eval_workers),
+        };
+        let jobs = Jobs {
+            state: ServiceState::Stopped,
+            active: HashMap::new(),
+            unfinished: 0,
+            ended: HashMap::new(),
+            tombstones: HashMap::new(),
+            counts: JobCounts::default(),
+        };
+        let inner = Inner {
+            config,
+            registry,
+            pools: Arc::new(pools),
+            sandboxes: Arc::default(),
+            queue,
+            results,
+            jobs: Mutex::new(jobs),
+            all_ended: Notify::new(),
+            tasks: TaskTracker::new(),
+            root: CancellationToken::new(),
+        };
+        let inner = Arc::new(inner);
+        inner.tasks.spawn(dispatch(Arc::clone(&inner)));
+        Self { inner }
+    }
+
+    /// Starts taking jobs; false when it runs already or is still stopping.
+    pub fn start(&self) -> bool {
+        let mut jobs = self.inner.jobs.lock();
+        let stopped = jobs.state == ServiceState::Stopped;
+        if stopped {
+            jobs.state = ServiceState::Running;
+        }
+        stopped
+    }
+
+    /// Cancels every job, waits until each has ended and each sandbox is proven gone; `None` when it was not running.
+    ///
+    /// # Cancel safety
+    /// Once begun the stop goes on when the future is dropped, but the state stays `draining` until somebody calls
+    /// [`stop`](Self::stop) again.
+    pub async fn stop(&self) -> Option<StopReport> {
+        let active: Vec<_> = {
+            let mut jobs = self.inner.jobs.lock();
+            if jobs.state == ServiceState::Stopped {
+                return None;
+            }
+            jobs.state = ServiceState::Draining;
+            jobs.active.values().cloned().collect()
+        };
+        let sandboxes_killed = self.inner.sandboxes.active.load(Ordering::Relaxed);
+        for job in &active {
+            self.inner.cancel(job, CancelReason::Stopping);
+        }
+        loop {
+            let ended = self.inner.all_ended.notified();
+            tokio::pin!(ended);
+            ended.as_mut().enable();
+            {
+                let mut jobs = self.inner.jobs.lock();
+                if jobs.unfinished == 0 {
+                    jobs.state = ServiceState::Stopped;
+                    return Some(StopReport { cancelled: active.len(), sandboxes_killed });
+                }
+            }
+            ended.await;
+        }
+    }
+
+    /// Stops, then ends the pipeline's own tasks. Nothing is left afterwards.
+    pub async fn close(&self) -> Option<StopReport> {
+        let report = self.stop().await;
+        self.inner.root.cancel();
+        self.inner.tasks.close();
+        self.inner.tasks.wait().await;
+        report
+    }
+
+    /// Accepts a job, or attaches to the one that has this id and body. The handle counts as a waiter.
+    ///
+    /// # Errors
+    /// See [`SubmitError`]; nothing was accepted then.
+    pub fn submit(&self, request: JobRequest) -> Result<JobHandle, SubmitError> {
+        Inner::submit(&self.inner, request)
+    }
+
+    /// Accepts a job that goes on whether somebody waits or not.
+    ///
+    /// # Errors
+    /// As [`submit`](Self::submit).
+    pub fn submit_detached(&self, request: JobRequest) -> Result<(JobId, JobState), SubmitError> {
+        let handle = Inner::submit(&self.inner, request)?;
+        handle.job.detach();
+        Ok((handle.job.id.clone(), handle.job.state()))
+    }
+
+    /// Returns a handle on an active job, which counts as a waiter.
+    pub fn attach(&self, job_id: &JobId) -> Option<JobHandle> {
+        let job = Arc::clone(self.inner.jobs.lock().active.get(job_id)?);
+        job.attach();
+        Some(JobHandle { job, inner: Arc::clone(&self.inner) })
+    }
+
+    /// Returns an ended job's result.
+    pub fn result(&self, job_id: &JobId) -> Lookup {
+        self.inner.results.get(job_id)
+    }
+
+    /// Asks for the end of a job. Returns at once; the job ends soon after.
+    pub fn cancel(&self, job_id: &JobId) -> CancelAnswer {
+        let job = {
+            let mut jobs = self.inner.jobs.lock();
+            match jobs.active.get(job_id) {
+                Some(job) => Arc::clone(job),
+                None if jobs.ended.contains_key(job_id) => return CancelAnswer::Found(JobState::Ended),
+                None => {
+                    let (now, life) = (Instant::now(), self.inner.config.tombstone_life);
+                    jobs.tombstones.retain(|_, made| now.duration_since(*made) < life);
+                    jobs.tombstones.insert(job_id.clone(), now);
+                    return CancelAnswer::Unknown;
+                }
+            }
+        };
+        let state = job.state();
+        self.inner.cancel(&job, CancelReason::Requested);
+        CancelAnswer::Found(state)
+    }
+
+    /// Returns whether jobs are taken.
+    pub fn state(&self) -> ServiceState {
+        self.inner.jobs.lock().state
+    }
+
+    /// Returns how many jobs wait and work in each stage.
+    pub fn stages(&self) -> Stages {
+        let pools = &self.inner.pools;
+        let mut init = pools.init.status();
+        init.queued += self.inner.queue.len();
+        Stages { init, run: pools.run.status(), eval: pools.eval.status() }
+    }
+
+    /// Changes the workers of one stage while it runs.
+    pub fn resize(&self, stage: Stage, workers: usize) {
+        self.inner.pools.of(stage).resize(workers);
+    }
+
+    /// Returns job counts since the pipeline was made.
+    pub fn counts(&self) -> JobCounts {
+        let jobs = self.inner.jobs.lock();
+        JobCounts { active: jobs.unfinished as u64, ..jobs.counts }
+    }
+
+    /// Returns sandbox counts since the pipeline was made.
+    pub fn sandboxes(&self) -> SandboxCounts {
+        let counters = &self.inner.sandboxes;
+        SandboxCounts {
+            active: counters.active.load(Ordering::Relaxed),
+            started: counters.started.load(Ordering::Relaxed),
+            failed: counters.failed.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Returns the jobs that wait for something outside the pools, and those that have been in one place for longer than
+    /// `patience`; the longest wait first, `limit` at most.
+    pub fn stuck(&self, patience: Duration, limit: usize) -> Vec<Stuck> {
+        let mut stuck: Vec<Stuck> = Vec::new();
+        for job in self.inner.jobs.lock().active.values() {
+            job.with_phase(|phase| {
+                let waited = phase.since.elapsed();
+                let waits = matches!(phase.state, JobState::Waiting(_));
+                let Some(stage) = phase.state.stage().filter(|_| waits || waited >= patience) else { return };
+                let waiting_for = match phase.state {
+                    JobState::Queued(stage) => format!("{stage} worker"),
+                    _ => phase.waiting_for.clone().unwrap_or_else(|| format!("{stage} stage to end")),
+                };
+                let seconds = waited.as_secs_f64();
+                let job_id = job.id.to_string();
+                stuck.push(Stuck { job_id, stage: stage.to_string(), waiting_for, seconds });
+            });
+        }
+        stuck.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));
+        stuck.truncate(limit);
+        stuck
+    }
+
+    /// Returns the registered handler names.
+    pub fn handler_names(&self) -> Vec<String> {
+        self.inner.registry.names().map(str::to_owned).collect()
+    }
+}
+
+fn digest_of(request: &JobRequest) -> [u8; 32] {
+    let body = serde_json::to_vec(request).expect("a request that was read from JSON has a JSON form");
+    Sha256::digest(body).into()
+}
+
+impl Inner {
+    fn submit(self: &Arc<Self>, mut request: JobRequest) -> Result<JobHandle, SubmitError> {
+        request.check().map_err(SubmitError::Malformed)?;
+        let instance_field = |problem: Malformed| SubmitError::InvalidInstance(problem);
+        let data_source = request.instance.data_source().map_err(instance_field)?.to_owned();
+        let Some(handler) = self.registry.get(&data_source).cloned() else {
+            let known = self.registry.names().map(str::to_owned).collect();
+            return Err(SubmitError::UnknownDataSource { name: data_source, known });
+        };
+        for field in ["instance_id", "trajectory_id"] {
+            request.instance.id(field).map_err(instance_field)?;
+        }
+        request.instance.common().map_err(instance_field)?;
+        handler.check(&request).map_err(instance_field)?;
+
+        let id = request.job_id.clone().unwrap_or_else(new_job_id);
+        request.job_id = Some(id.clone());
+        let digest = digest_of(&request);
+        let timeout = request.timeout.map_or(self.config.default_timeout, Duration::from_secs_f64);
+        let detached = request.detach || self.config.on_disconnect == OnDisconnect::Keep;
+        let priority = request.priority;
+
+        let mut jobs = self.jobs.lock();
+        let mut first_attempt = 1;
+        if let Some(job) = jobs.active.get(&id) {
+            if job.digest != digest {
+                return Err(SubmitError::JobExists(id));
+            }
+            if job.cancel_reason().is_none_or(|reason| reason == CancelReason::Requested) {
+                job.attach();
+                return Ok(JobHandle { job: Arc::clone(job), inner: Arc::clone(self) });
+            }
+            // Abandoned and on its way out: the new submit is a new attempt under the same id.
+            first_attempt = job.first_attempt + 1;
+        }
+        if let Some(ended) = jobs.ended.get(&id) {
+            if ended.digest != digest {
+                return Err(SubmitError::JobExists(id));
+            }
+            match (ended.reason, self.results.get(&id)) {
+                (None | Some(CancelReason::Requested), Lookup::Found(result)) => {
+                    let request = Arc::new(request);
+                    let job = Job::new(id, request, digest, handler, data_source, timeout, ended.attempt);
+                    job.finish(result);
+                    job.attach();
+                    return Ok(JobHandle { job: Arc::new(job), inner: Arc::clone(self) });
+                }
+                _ => first_attempt = ended.attempt + 1,
+            }
+        }
+        if jobs.state != ServiceState::Running {
+            return Err(SubmitError::NotRunning);
+        }
+        if let Some(made) = jobs.tombstones.get(&id)
+            && made.elapsed() < self.config.tombstone_life
+        {
+            return Err(SubmitError::JobCancelled(id));
+        }
+        if self.queue.len() >= self.config.queue_limit {
+            return Err(SubmitError::QueueFull { limit: self.config.queue_limit });
+        }
+        jobs.ended.remove(&id);
+        self.results.forget(&id);
+        let job =
+            Arc::new(Job::new(id.clone(), Arc::new(request), digest, handler, data_source, timeout, first_attempt));
+        job.attach();
+        if detached {
+            job.detach();
+        }
+        jobs.active.insert(id.clone(), Arc::clone(&job));
+        jobs.counts.accepted += 1;
+        jobs.unfinished += 1;
+        self.queue.push(Ticket { job_id: id, priority });
+        Ok(JobHandle { job, inner: Arc::clone(self) })
+    }
+
+    /// The last waiter of a job left.
+    pub(crate) fn abandoned(self: &Arc<Self>, job: &Arc<Job>) {
+        let jobs = self.jobs.lock();
+        // Under the lock nobody can attach in between.
+        let unwanted = !job.is_wanted() && jobs.active.get(&job.id).is_some_and(|active| Arc::ptr_eq(active, job));
+        drop(jobs);
+        if unwanted {
+            self.cancel(job, CancelReason::Disconnected);
+        }
+    }
+
+    fn cancel(self: &Arc<Self>, job: &Arc<Job>, reason: CancelReason) {
+        job.cancel(reason);
+        if self.queue.remove(&job.id) {
+            self.spawn_job(Arc::clone(job), None);
+        }
+    }
+
+    fn spawn_job(self: &Arc<Self>, job: Arc<Job>, permit: Option<crate::Permit>) {
+        let span = tracing::info_span!("job", job = %job.id, handler = %job.data_source);
+        self.tasks.spawn(drive::drive(Arc::clone(self), job, permit).instrument(span));
+    }
+
+    /// Records the one ending of a job and hands its result to those who wait.
+    pub(crate) fn ended(&self, job: &Arc<Job>, result: JobResult) {
+        let result = Arc::new(result);
+        let mut jobs = self.jobs.lock();
+        jobs.unfinished -= 1;
+        match result.outcome.status {
+            Status::Completed => jobs.counts.completed += 1,
+            Status::Failed => jobs.counts.failed += 1,
+            Status::Timeout => jobs.counts.timeout += 1,
+            Status::Cancelled => jobs.counts.cancelled += 1,
+        }
+        // A job that was abandoned may have a successor under its id, whose result is the one to keep.
+        if jobs.active.get(&job.id).is_some_and(|active| Arc::ptr_eq(active, job)) {
+            jobs.active.remove(&job.id);
+            let reason = job.cancel_reason().filter(|_| result.outcome.status == Status::Cancelled);
+            jobs.ended.insert(job.id.clone(), Ended { digest: job.digest, attempt: result.attempt, reason });
+            for dropped in self.results.put(Arc::clone(&result)) {
+                jobs.ended.remove(&dropped);
+            }
+        }
+        let first = job.finish(result);
+        debug_assert!(first, "a job ends once");
+        drop(jobs);
+        self.all_ended.notify_waiters();
+    }
+}
+
+/// Gives each free init worker the next job.
+async fn dispatch(inner: Arc<Inner>) {
+    loop {
+        let next = async {
+            inner.queue.ready().await;
+            inner.pools.init.acquire(i64::MIN).await
+        };
+        let permit = tokio::select! {
+            biased;
+            () = inner.root.cancelled() => return,
+            permit = next => permit,
+        };
+        if let Some(ticket) = inner.queue.pop() {
+            let job = inner.jobs.lock().active.get(&ticket.job_id).cloned();
+            if let Some(job) = job {
+                inner.spawn_job(job, Some(permit));
+            }
+        }
+    }
+}
+
+fn new_job_id() -> JobId {
+    JobId::new(format!("job-{:016x}", rand::random::<u64>())).expect("a letter, then letters, digits and a dash")
+}
