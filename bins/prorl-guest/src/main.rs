@@ -1,2 +1,43 @@
-//! x
-fn main() {}
+//! The program that becomes process 1 of a sandbox: it builds the sandbox around itself, says hello, serves the tools, and
+//! takes everything inside with it when its channel closes.
+
+use std::{env, io::Write as _, process::ExitCode};
+
+use prorl_core::hello::{Greeting, Hello, PROTOCOL};
+use prorl_sandbox::init;
+use prorl_tools::guest;
+
+fn main() -> ExitCode {
+    if env::args_os().nth(1).is_some_and(|flag| flag == prorl_guest::VERSION_FLAG) {
+        let told = writeln!(std::io::stdout(), "prorl-guest {}", env!("CARGO_PKG_VERSION"));
+        return if told.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
+    }
+    // Nobody reads standard error, and a panic's words may hold what a task wrote. The program aborts (see the profile), and
+    // the host sees its channel close.
+    std::panic::set_hook(Box::new(|_| {}));
+    let Ok(channel) = init::channel() else { return ExitCode::FAILURE };
+    let entered = init::read_setup(&channel).and_then(|setup| init::enter(&channel, &setup));
+    let facts = match entered {
+        Ok(facts) => facts,
+        Err(failure) => {
+            // Nothing can be done about a host that is gone too.
+            let _ = init::greet(&channel, &Greeting::Failed(failure));
+            return ExitCode::FAILURE;
+        }
+    };
+    let programs = guest::probe();
+    let hello = Hello {
+        protocol: PROTOCOL,
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        host_pid: facts.host_pid,
+        pid_namespace: facts.pid_namespace,
+        user_namespace: facts.user_namespace,
+        uid: facts.uid,
+        bash: programs.bash.clone(),
+        python: programs.python.clone(),
+    };
+    if init::greet(&channel, &Greeting::Ready(hello)).is_err() {
+        return ExitCode::FAILURE;
+    }
+    guest::serve(channel, programs)
+}

@@ -113,6 +113,11 @@ impl JobContext {
         self.timer.used()
     }
 
+    /// Returns the counted time that the whole job may use.
+    pub fn budget(&self) -> Duration {
+        self.timer.budget()
+    }
+
     /// Returns the deadline of the stage that the attempt is in, on the clock of [`used`](Self::used).
     pub fn deadline(&self) -> Deadline {
         self.slot.lock().deadline.unwrap_or_else(|| self.timer.deadline())

@@ -75,11 +75,14 @@ pub(crate) async fn drive(inner: Arc<Inner>, job: Arc<Job>, first: Option<Permit
             Arc::clone(&inner.sandboxes),
             Arc::clone(&retries),
         ));
+        let began = timer.used();
         let attempt = attempt(&inner, &context, permit.take(), &mut clock).await;
+        // One that used most of the job's time cannot be repeated in what is left; its class says more than a timeout.
+        let can_repeat = timer.deadline().remaining(timer.used()) > timer.used().saturating_sub(began);
         match &attempt.cause {
             // A failed eval was tried again by itself: the rollout it scores is good.
             Cause::Failed { stage: Stage::Init | Stage::Run, error }
-                if error.class.is_retryable() && !job.cancel.is_cancelled() && context.take_retry() =>
+                if error.class.is_retryable() && can_repeat && !job.cancel.is_cancelled() && context.take_retry() =>
             {
                 tracing::warn!(attempt = number, class = %error.class, %error, "attempt failed, trying again");
                 number += 1;

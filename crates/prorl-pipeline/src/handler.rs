@@ -145,7 +145,8 @@ pub trait AgentHandler: Send + Sync + 'static {
     /// Looks at a request before it is accepted.
     ///
     /// # Errors
-    /// Names the field of the instance that is missing or wrong.
+    /// Names the field that is missing or wrong by its whole path, such as `instance.ground_truth` or
+    /// `sampling_params.tokenizer`.
     fn check(&self, request: &JobRequest) -> Result<(), Malformed> {
         let _ = request;
         Ok(())

@@ -20,8 +20,8 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tracing::Instrument;
 
 use crate::{
-    InMemoryResults, InProcessQueue, JobHandle, JobQueue, JobState, Lookup, Registry, ResultStore, StagePool, Ticket,
-    drive,
+    AgentHandler, InMemoryResults, InProcessQueue, JobHandle, JobQueue, JobState, Lookup, Registry, ResultStore,
+    StagePool, Ticket, drive,
     job::{CancelReason, Job},
 };
 
@@ -99,7 +99,7 @@ pub enum SubmitError {
     #[error(transparent)]
     Malformed(Malformed),
     /// The instance lacks something that its handler needs.
-    #[error("instance.{0}")]
+    #[error(transparent)]
     InvalidInstance(Malformed),
     /// The id is in use for another request.
     #[error("job {0} exists with another body")]
@@ -307,6 +307,14 @@ impl Pipeline {
         report
     }
 
+    /// Looks at a request as [`submit`](Self::submit) does first, without accepting it.
+    ///
+    /// # Errors
+    /// [`SubmitError::Malformed`], [`SubmitError::UnknownDataSource`] or [`SubmitError::InvalidInstance`].
+    pub fn check(&self, request: &JobRequest) -> Result<(), SubmitError> {
+        self.inner.check(request).map(drop)
+    }
+
     /// Accepts a job, or attaches to the one that has this id and body. The handle counts as a waiter.
     ///
     /// # Errors
@@ -426,9 +434,13 @@ fn digest_of(request: &JobRequest) -> [u8; 32] {
 }
 
 impl Inner {
-    fn submit(self: &Arc<Self>, mut request: JobRequest) -> Result<JobHandle, SubmitError> {
+    /// Checks everything that does not depend on other jobs; returns the handler and the name it was asked for by.
+    fn check(&self, request: &JobRequest) -> Result<(Arc<dyn AgentHandler>, String), SubmitError> {
         request.check().map_err(SubmitError::Malformed)?;
-        let instance_field = |problem: Malformed| SubmitError::InvalidInstance(problem);
+        let instance_field = |problem: Malformed| {
+            let field = format!("instance.{}", problem.field);
+            SubmitError::InvalidInstance(Malformed { field, ..problem })
+        };
         let data_source = request.instance.data_source().map_err(instance_field)?.to_owned();
         let Some(handler) = self.registry.get(&data_source).cloned() else {
             let known = self.registry.names().map(str::to_owned).collect();
@@ -438,7 +450,15 @@ impl Inner {
             request.instance.id(field).map_err(instance_field)?;
         }
         request.instance.common().map_err(instance_field)?;
-        handler.check(&request).map_err(instance_field)?;
+        handler.check(request).map_err(|problem| {
+            let of_instance = problem.field.starts_with("instance");
+            if of_instance { SubmitError::InvalidInstance(problem) } else { SubmitError::Malformed(problem) }
+        })?;
+        Ok((handler, data_source))
+    }
+
+    fn submit(self: &Arc<Self>, mut request: JobRequest) -> Result<JobHandle, SubmitError> {
+        let (handler, data_source) = self.check(&request)?;
 
         let id = request.job_id.clone().unwrap_or_else(new_job_id);
         request.job_id = Some(id.clone());

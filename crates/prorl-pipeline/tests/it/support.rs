@@ -178,7 +178,7 @@ impl AgentHandler for Probe {
 
     fn check(&self, request: &JobRequest) -> Result<(), Malformed> {
         match request.instance.get("refuse") {
-            Some(_) => Err(Malformed::new("refuse", "expected no such field")),
+            Some(_) => Err(Malformed::new("instance.refuse", "expected no such field")),
             None => Ok(()),
         }
     }

@@ -1,0 +1,148 @@
+use std::{io, path::PathBuf, time::Duration};
+
+use prorl_core::FailureClass;
+
+/// Why there is no sandbox, or why it is not known to be gone.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SandboxError {
+    /// A value of the spec that no sandbox can have.
+    #[error("invalid {what}: {reason}")]
+    Invalid {
+        /// The field of the spec.
+        what: &'static str,
+        /// What is wrong with it. Never a variable's value.
+        reason: String,
+    },
+    /// The guest's program is missing or cannot be read.
+    #[error("failed to open guest {path}")]
+    Guest {
+        /// The path in the spec.
+        path: PathBuf,
+        /// The system's word.
+        #[source]
+        source: io::Error,
+    },
+    /// The image is missing, no directory, or closed to the sandbox's user.
+    #[error("failed to open image {path}")]
+    Image {
+        /// The path in the spec.
+        path: PathBuf,
+        /// The system's word.
+        #[source]
+        source: io::Error,
+    },
+    /// The source of a bind is missing or closed to the sandbox's user.
+    #[error("failed to open bind source {path}")]
+    Bind {
+        /// The path in the spec.
+        path: PathBuf,
+        /// The system's word.
+        #[source]
+        source: io::Error,
+    },
+    /// The guest's program could not be executed.
+    #[error("failed to execute guest {path}")]
+    Spawn {
+        /// The path in the spec.
+        path: PathBuf,
+        /// The system's word.
+        #[source]
+        source: io::Error,
+    },
+    /// The guest sent no hello in time. It has been killed.
+    #[error("guest not ready after {waited:?}")]
+    NotReady {
+        /// How long it had.
+        waited: Duration,
+    },
+    /// The guest ended, or closed its channel, before its hello.
+    #[error("guest ended before its hello ({how})")]
+    Ended {
+        /// Its exit status, or that it had to be killed.
+        how: String,
+    },
+    /// The guest speaks another protocol, or none.
+    #[error("guest does not speak our protocol: {reason}")]
+    Protocol {
+        /// What it said.
+        reason: String,
+    },
+    /// The machine forbids user namespaces, or makes them useless.
+    #[error("no sandbox can be made on this machine: {cause}; {advice}")]
+    UserNamespaces {
+        /// The setting that is in the way.
+        cause: String,
+        /// What its administrator can do.
+        advice: String,
+        /// The system's word.
+        #[source]
+        source: io::Error,
+    },
+    /// The machine ran out of something: memory, processes, open files, space.
+    #[error("machine ran out of something at: {step} {target}")]
+    Exhausted {
+        /// What was being done.
+        step: String,
+        /// The thing it was done to; may be empty.
+        target: String,
+        /// The system's word, which says what ran out.
+        #[source]
+        source: io::Error,
+    },
+    /// Another step of the set-up failed.
+    #[error("failed to set up the sandbox at: {step} {target}")]
+    Setup {
+        /// What was being done.
+        step: String,
+        /// The thing it was done to; may be empty.
+        target: String,
+        /// The system's word.
+        #[source]
+        source: io::Error,
+    },
+    /// Something of the sandbox was still there after it was killed.
+    #[error("sandbox not gone: {what}")]
+    Left {
+        /// What is left.
+        what: String,
+    },
+}
+
+impl SandboxError {
+    /// Returns who failed, in the words of a job's outcome.
+    pub fn failure_class(&self) -> FailureClass {
+        match self {
+            // A handler made the spec, and another attempt makes the same one.
+            Self::Invalid { .. } | Self::Bind { .. } => FailureClass::Handler,
+            Self::Image { .. } => FailureClass::Image,
+            Self::Exhausted { .. } => FailureClass::Resource,
+            Self::Guest { .. } | Self::Protocol { .. } => FailureClass::Internal,
+            Self::Spawn { source, .. } if is_exhaustion(source) => FailureClass::Resource,
+            Self::Spawn { .. }
+            | Self::NotReady { .. }
+            | Self::Ended { .. }
+            | Self::UserNamespaces { .. }
+            | Self::Setup { .. }
+            | Self::Left { .. } => FailureClass::Sandbox,
+        }
+    }
+
+    /// Names the step of the host's own work that failed.
+    pub(crate) fn at(step: &'static str, source: io::Error) -> Self {
+        let (step, target) = (step.to_owned(), String::new());
+        if is_exhaustion(&source) {
+            Self::Exhausted { step, target, source }
+        } else {
+            Self::Setup { step, target, source }
+        }
+    }
+}
+
+/// Tells whether an error says that the machine, or the user's share of it, is used up.
+pub(crate) fn is_exhaustion(error: &io::Error) -> bool {
+    matches!(
+        error.raw_os_error(),
+        Some(libc::ENOSPC | libc::EDQUOT | libc::ENOMEM | libc::EMFILE | libc::ENFILE | libc::EAGAIN)
+    )
+}

@@ -1,0 +1,96 @@
+//! What process 1 gives up before tasks may run: capabilities, new privileges, core dumps, the host's environment.
+
+use std::os::unix::fs::PermissionsExt as _;
+
+use nix::{
+    errno::Errno,
+    sys::{
+        prctl::{set_dumpable, set_no_new_privs},
+        resource::{Resource, getrlimit, setrlimit},
+        stat::{Mode, umask},
+    },
+};
+use prorl_core::hello::StartFailure;
+use rustix::thread::{
+    CapabilitySet, CapabilitySets, capability_is_in_bounding_set, remove_capability_from_bounding_set, set_capabilities,
+};
+
+use super::At;
+use crate::{
+    setup::{HOME, PATH, Setup, USER},
+    sys,
+};
+
+/// What a fake root keeps, over its own namespace's files and processes only.
+const FAKEROOT: CapabilitySet = CapabilitySet::CHOWN
+    .union(CapabilitySet::DAC_OVERRIDE)
+    .union(CapabilitySet::FOWNER)
+    .union(CapabilitySet::FSETID)
+    .union(CapabilitySet::KILL)
+    .union(CapabilitySet::SETGID)
+    .union(CapabilitySet::SETUID)
+    .union(CapabilitySet::NET_BIND_SERVICE);
+
+/// Soft limit of open files. The hard one stays the host's, so that a task can raise its own.
+const OPEN_FILES: u64 = 4096;
+
+/// The highest number that a capability can have.
+const MAX_CAPABILITY: u32 = 63;
+
+/// Confines this process and everything it will start.
+pub(super) fn confine(setup: &Setup) -> Result<(), StartFailure> {
+    umask(Mode::from_bits_truncate(0o022));
+    setrlimit(Resource::RLIMIT_CORE, 0, 0).at("limit core dumps", "")?;
+    let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).at("limit open files", "")?;
+    setrlimit(Resource::RLIMIT_NOFILE, hard.min(OPEN_FILES), hard).at("limit open files", "")?;
+    set_env(setup);
+    set_no_new_privs().at("forbid new privileges", "")?;
+    drop_capabilities(setup.fakeroot).at("drop capabilities", "")?;
+    // Last, as it closes this process's own /proc files. Without it a task of the same user could take the channel.
+    set_dumpable(false).at("become undumpable", "")
+}
+
+/// Drops every capability, or all but those of a fake root, for good.
+pub(super) fn drop_capabilities(fakeroot: bool) -> Result<(), Errno> {
+    let kept = if fakeroot { FAKEROOT } else { CapabilitySet::empty() };
+    for number in 0..=MAX_CAPABILITY {
+        let one = CapabilitySet::from_bits_retain(1 << number);
+        match capability_is_in_bounding_set(one) {
+            Ok(true) if !kept.contains(one) => remove_capability_from_bounding_set(one).map_err(errno)?,
+            Ok(_) => {}
+            Err(_) => break, // the kernel knows no more of them
+        }
+    }
+    let sets = CapabilitySets { effective: kept, permitted: kept, inheritable: CapabilitySet::empty() };
+    set_capabilities(None, sets).map_err(errno)
+}
+
+fn errno(error: rustix::io::Errno) -> Errno {
+    Errno::from_raw(error.raw_os_error())
+}
+
+/// Makes the environment that everything inside inherits: a standard one, then the spec's.
+fn set_env(setup: &Setup) {
+    let (user, home) = user_of(setup);
+    let shell = ["/bin/bash", "/bin/sh"].into_iter().find(|path| is_program(path)).unwrap_or("/bin/sh");
+    let standard = [
+        ("PATH", PATH),
+        ("HOME", home),
+        ("USER", user),
+        ("LOGNAME", user),
+        ("SHELL", shell),
+        ("LANG", "C.UTF-8"),
+        ("TERM", "dumb"),
+    ];
+    let own = setup.env.iter().map(|(name, value)| (name.as_str(), value.as_str()));
+    sys::set_env(standard.into_iter().chain(own));
+}
+
+/// Returns the name and the home of the user inside.
+pub(super) fn user_of(setup: &Setup) -> (&'static str, &'static str) {
+    if setup.fakeroot { ("root", "/root") } else { (USER, HOME) }
+}
+
+fn is_program(path: &str) -> bool {
+    std::fs::metadata(path).is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0)
+}

@@ -1,0 +1,335 @@
+//! The root file system of a sandbox, built by process 1 in its own mount namespace.
+//!
+//! It is built on a *stage*: a small tmpfs that becomes the root first, with the host's tree at `/host`, so that no path of
+//! the new tree can hide one of the host that is still needed. Then the new tree becomes the root and the stage, with
+//! the host's tree on it, is detached: nothing of it can be reached any more.
+
+use std::{
+    fs, io,
+    os::unix::fs::{PermissionsExt as _, symlink},
+    path::{Component, Path, PathBuf},
+};
+
+use nix::{
+    mount::{MntFlags, MsFlags, mount, umount2},
+    unistd::{chdir, pivot_root},
+};
+use prorl_core::hello::StartFailure;
+
+use super::{At, etc};
+use crate::{
+    Image,
+    setup::{Bind, HOME, Setup, WORKSPACE, step},
+    sys::{self, Seal},
+};
+
+/// The host's tree, on the stage.
+const HOST: &str = "/host";
+/// The sandbox's tree, on the stage.
+const ROOT: &str = "/root";
+/// The tmpfs that everything written inside goes to, on the stage.
+const LAYER: &str = "/layer";
+/// The unpacked image under a name that overlayfs can take, on the stage.
+const IMAGE: &str = "/image";
+
+/// Top folders of the host that hold programs.
+const PROGRAMS: &[&str] = &["usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32"];
+
+/// Folders that every sandbox has, relative to its root.
+const FOLDERS: &[&str] = &["dev", "etc", "proc", "root", "run", "tmp", "var/tmp"];
+
+/// Top folders of an image that are the sandbox's own where the image cannot be put under a writable layer.
+const OWN: &[&str] = &["dev", "etc", "home", "proc", "root", "run", "sys", "tmp", "workspace"];
+
+/// Device nodes that are shown inside.
+const DEVICES: &[&str] = &["full", "null", "random", "tty", "urandom", "zero"];
+
+/// Parts of `/proc` that nobody inside may write, whatever its user.
+const PROC_READ_ONLY: &[&str] = &["bus", "fs", "irq", "sys", "sysrq-trigger"];
+
+/// Files of `/proc` that tell about the whole machine and that nobody inside needs.
+const PROC_HIDDEN: &[&str] = &["kcore", "key-users", "keys", "kmsg", "latency_stats", "sched_debug", "timer_list"];
+
+const NO_DEVICES: MsFlags = MsFlags::MS_NOSUID.union(MsFlags::MS_NODEV);
+const NO_PROGRAMS: MsFlags = NO_DEVICES.union(MsFlags::MS_NOEXEC);
+
+/// Builds the tree, enters it and lets go of the host's.
+pub(super) fn build(setup: &Setup, outside: &etc::Outside) -> Result<(), StartFailure> {
+    stage()?;
+    tmpfs(LAYER, setup.layer_bytes, 0o755, NO_DEVICES)?;
+    match &setup.image {
+        Image::Host => from_host(setup, outside)?,
+        Image::Directory(path) => from_directory(path, setup, outside)?,
+    }
+    tmpfs(&inside("/tmp"), setup.tmp_bytes, 0o1777, NO_DEVICES)?;
+    devices(setup)?;
+    proc()?;
+    for bind in &setup.binds {
+        mount_bind(bind)?;
+    }
+    enter()
+}
+
+/// Makes a small tmpfs the root, with everything there was at [`HOST`].
+fn stage() -> Result<(), StartFailure> {
+    // Nothing mounted here may show outside, nor anything mounted outside show here.
+    change("/", MsFlags::MS_REC | MsFlags::MS_PRIVATE)?;
+    // Some folder is needed to put the stage on; which one does not matter, since the stage leaves it at once.
+    let base = ["/tmp", "/run", "/mnt"].into_iter().find(|path| Path::new(path).is_dir()).unwrap_or("/proc");
+    tmpfs(base, 1 << 20, 0o755, NO_DEVICES)?;
+    for name in [HOST, ROOT, LAYER, IMAGE] {
+        make_dir(&Path::new(base).join(&name[1..]))?;
+    }
+    chdir(base).at("enter", base)?;
+    pivot_root(".", &HOST[1..]).at("change root", base)?;
+    chdir("/").at("enter", "stage")
+}
+
+/// Makes the sandbox's tree the root and detaches the stage.
+fn enter() -> Result<(), StartFailure> {
+    chdir(ROOT).at("enter", "root")?;
+    pivot_root(".", ".").at("change root", "root")?; // the old root now lies on top of the new one
+    umount2(".", MntFlags::MNT_DETACH).at("unmount", "host")?;
+    chdir(WORKSPACE).at("enter", WORKSPACE)
+}
+
+/// The host's programs, each top folder with a writable layer over it, and an `/etc` of our own making.
+fn from_host(setup: &Setup, outside: &etc::Outside) -> Result<(), StartFailure> {
+    let base = layer("root");
+    make_dir(&base)?;
+    furnish(&base)?;
+    let mut folders = Vec::new();
+    for name in PROGRAMS {
+        let from = Path::new(HOST).join(name);
+        let Ok(meta) = fs::symlink_metadata(&from) else { continue };
+        if meta.is_symlink() {
+            let target = fs::read_link(&from).at("read link", name)?;
+            symlink(target, base.join(name)).at("make link", name)?;
+        } else if meta.is_dir() {
+            make_dir(&base.join(name))?;
+            make_dir(&layer(name))?;
+            folders.push(*name);
+        }
+    }
+    let etc = base.join("etc");
+    let shown = etc::copy_shown(&Path::new(HOST).join("etc"), &etc)?;
+    etc::generate(&etc, None, setup, outside)?;
+    for bind in &setup.binds {
+        // A target inside a top folder has its place in that folder's layer, any other in the root's.
+        let under = folders.iter().find_map(|name| Some((name, bind.target.strip_prefix(format!("/{name}")).ok()?)));
+        match under {
+            Some((name, rest)) => make_target(&layer(name), rest, bind)?,
+            None => make_target(&base, &bind.target, bind)?,
+        }
+    }
+    bind_mount(&base, Path::new(ROOT))?;
+    for name in folders {
+        let (lower, upper, target) = (format!("{HOST}/{name}"), layer(name), inside(name));
+        if overlay(&lower, &upper, &layer(&format!("{name}.work")), &target).is_err() {
+            // Refused where something is mounted below, as container runtimes do with drivers: read-only then.
+            bind_mount(Path::new(&lower), Path::new(&target))?;
+            sys::seal_mount(Path::new(&target), Seal::Files).at("make read-only", name)?;
+        }
+    }
+    for name in shown {
+        let target = inside(&format!("etc/{name}"));
+        bind_mount(&Path::new(HOST).join("etc").join(&name), Path::new(&target))?;
+        sys::seal_mount(Path::new(&target), Seal::Files).at("make read-only", &target)?;
+    }
+    Ok(())
+}
+
+/// An unpacked image with a writable layer over it.
+fn from_directory(path: &Path, setup: &Setup, outside: &etc::Outside) -> Result<(), StartFailure> {
+    let name = path.to_string_lossy();
+    let source = on_stage(path);
+    fs::read_dir(&source).at(step::OPEN_IMAGE, &name)?;
+    // Its path may hold a character that means something in mount options.
+    bind_mount(&source, Path::new(IMAGE)).map_err(|failure| StartFailure { target: name.to_string(), ..failure })?;
+    let upper = layer("root");
+    make_dir(&upper)?;
+    // What is made in the layer beforehand is ours, whoever owns the image's folders, and no link of the image is followed.
+    furnish(&upper)?;
+    etc::generate(&upper.join("etc"), Some(Path::new(IMAGE)), setup, outside)?;
+    for bind in &setup.binds {
+        make_target(&upper, &bind.target, bind)?;
+    }
+    if overlay(IMAGE, &upper, &layer("work"), ROOT).is_ok() {
+        return Ok(());
+    }
+    read_only_image(&upper)
+}
+
+/// An image that overlayfs refuses: its top folders read-only in a writable root.
+fn read_only_image(base: &Path) -> Result<(), StartFailure> {
+    bind_mount(base, Path::new(ROOT))?;
+    for entry in fs::read_dir(IMAGE).at("read", "image")? {
+        let entry = entry.at("read", "image")?;
+        let (name, target) = (entry.file_name(), Path::new(ROOT).join(entry.file_name()));
+        let shown = name.to_string_lossy();
+        if OWN.iter().any(|own| *own == shown) {
+            continue;
+        }
+        let kind = entry.file_type().at("read", &shown)?;
+        if kind.is_symlink() {
+            symlink(fs::read_link(entry.path()).at("read link", &shown)?, target).at("make link", &shown)?;
+        } else if kind.is_dir() {
+            make_dir(&target)?;
+            bind_mount(&entry.path(), &target)?;
+            sys::seal_mount(&target, Seal::Files).at("make read-only", &shown)?;
+        }
+    }
+    // The image's own settings, where they are not made up; a copy each, as the folder must stay writable.
+    for entry in fs::read_dir(format!("{IMAGE}/etc")).into_iter().flatten().flatten() {
+        let target = inside(&format!("etc/{}", entry.file_name().to_string_lossy()));
+        let Ok(kind) = entry.file_type() else { continue };
+        if Path::new(&target).exists() {
+            continue;
+        }
+        if kind.is_dir() {
+            make_dir(Path::new(&target))?;
+            bind_mount(&entry.path(), Path::new(&target))?;
+            sys::seal_mount(Path::new(&target), Seal::Files).at("make read-only", &target)?;
+        } else if kind.is_symlink() {
+            symlink(fs::read_link(entry.path()).at("read link", &target)?, &target).at("make link", &target)?;
+        } else if kind.is_file() {
+            // One that this user may not read is not for the sandbox either.
+            let _ = fs::copy(entry.path(), &target);
+        }
+    }
+    Ok(())
+}
+
+/// Makes the folders that every sandbox has.
+fn furnish(base: &Path) -> Result<(), StartFailure> {
+    for name in FOLDERS.iter().chain(&[&HOME[1..], &WORKSPACE[1..]]) {
+        make_dir(&base.join(name))?;
+    }
+    for (name, mode) in [("root", 0o700), ("var/tmp", 0o1777)] {
+        fs::set_permissions(base.join(name), fs::Permissions::from_mode(mode)).at("set mode", name)?;
+    }
+    Ok(())
+}
+
+fn overlay(lower: &str, upper: &Path, work: &Path, target: &str) -> Result<(), StartFailure> {
+    make_dir(work)?;
+    // Whiteouts and the like are kept in user attributes; the trusted ones need root.
+    let options =
+        format!("lowerdir={lower},upperdir={},workdir={},userxattr", upper.to_string_lossy(), work.to_string_lossy());
+    mount(Some("overlay"), target, Some("overlay"), NO_DEVICES, Some(options.as_str())).at(step::MOUNT, target)
+}
+
+/// A `/dev` of a few nodes and a terminal multiplexer of its own.
+fn devices(setup: &Setup) -> Result<(), StartFailure> {
+    let dev = inside("/dev");
+    tmpfs(&dev, 1 << 20, 0o755, MsFlags::MS_NOSUID)?;
+    for name in DEVICES {
+        let target = format!("{dev}/{name}");
+        fs::File::create(&target).at("make", &target)?;
+        bind_mount(&Path::new(HOST).join("dev").join(name), Path::new(&target))?;
+    }
+    for (name, target) in [
+        ("fd", "/proc/self/fd"),
+        ("stdin", "/proc/self/fd/0"),
+        ("stdout", "/proc/self/fd/1"),
+        ("stderr", "/proc/self/fd/2"),
+        ("ptmx", "pts/ptmx"),
+    ] {
+        symlink(target, format!("{dev}/{name}")).at("make link", name)?;
+    }
+    let (pts, shm) = (format!("{dev}/pts"), format!("{dev}/shm"));
+    make_dir(Path::new(&pts))?;
+    make_dir(Path::new(&shm))?;
+    let flags = MsFlags::MS_NOSUID | MsFlags::MS_NOEXEC;
+    mount(Some("devpts"), pts.as_str(), Some("devpts"), flags, Some("newinstance,ptmxmode=0666,mode=0620"))
+        .at(step::MOUNT, "/dev/pts")?;
+    tmpfs(&shm, setup.tmp_bytes, 0o1777, NO_DEVICES)
+}
+
+/// A `/proc` of the new pid namespace, its dangerous parts closed.
+fn proc() -> Result<(), StartFailure> {
+    let target = inside("/proc");
+    mount(Some("proc"), target.as_str(), Some("proc"), NO_PROGRAMS, None::<&str>).at(step::MOUNT_PROC, "/proc")?;
+    for name in PROC_READ_ONLY {
+        let path = PathBuf::from(format!("{target}/{name}"));
+        if path.exists() {
+            bind_mount(&path, &path)?;
+            sys::seal_mount(&path, Seal::Files).at("make read-only", name)?;
+        }
+    }
+    let null = format!("{HOST}/dev/null");
+    for name in PROC_HIDDEN {
+        let path = PathBuf::from(format!("{target}/{name}"));
+        if path.exists() {
+            bind_mount(Path::new(&null), &path)?;
+        }
+    }
+    Ok(())
+}
+
+/// Makes what a bind is mounted on: a folder or an empty file at `target`, below `base`.
+fn make_target(base: &Path, target: &Path, bind: &Bind) -> Result<(), StartFailure> {
+    let source = on_stage(&bind.source);
+    let meta = fs::metadata(&source).at(step::OPEN_BIND, &bind.source.to_string_lossy())?;
+    let at = below(base, target);
+    if meta.is_dir() {
+        return make_dir(&at);
+    }
+    if let Some(parent) = at.parent() {
+        make_dir(parent)?;
+    }
+    match fs::OpenOptions::new().write(true).create_new(true).open(&at) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+            Err(error).at("make bind target", &bind.target.to_string_lossy())
+        }
+        Ok(_) | Err(_) => Ok(()),
+    }
+}
+
+fn mount_bind(bind: &Bind) -> Result<(), StartFailure> {
+    let target = below(Path::new(ROOT), &bind.target);
+    let name = bind.target.to_string_lossy();
+    bind_mount(&on_stage(&bind.source), &target)
+        .map_err(|failure| StartFailure { target: name.to_string(), ..failure })?;
+    // A bind may be a device on purpose.
+    let seal = if bind.writable { Seal::Writable } else { Seal::ReadOnly };
+    sys::seal_mount(&target, seal).at("make read-only", &name)
+}
+
+/// Where a path of the host is while the stage is the root.
+fn on_stage(path: &Path) -> PathBuf {
+    below(Path::new(HOST), path)
+}
+
+fn below(base: &Path, path: &Path) -> PathBuf {
+    base.join(path.components().filter(|part| matches!(part, Component::Normal(_))).collect::<PathBuf>())
+}
+
+fn layer(name: &str) -> PathBuf {
+    Path::new(LAYER).join(name)
+}
+
+fn inside(path: &str) -> String {
+    format!("{ROOT}/{}", path.trim_start_matches('/'))
+}
+
+fn make_dir(path: &Path) -> Result<(), StartFailure> {
+    fs::create_dir_all(path).at("make folder", &path.to_string_lossy())
+}
+
+fn change(target: &str, flags: MsFlags) -> Result<(), StartFailure> {
+    mount(None::<&str>, target, None::<&str>, flags, None::<&str>).at(step::MOUNT, target)
+}
+
+fn bind_mount(source: &Path, target: &Path) -> Result<(), StartFailure> {
+    // Recursive, because the kernel refuses to show what lies under a mount that it has locked.
+    let flags = MsFlags::MS_BIND | MsFlags::MS_REC;
+    mount(Some(source), target, None::<&str>, flags, None::<&str>).at(step::MOUNT, &target.to_string_lossy())
+}
+
+fn tmpfs(target: &str, bytes: u64, mode: u32, flags: MsFlags) -> Result<(), StartFailure> {
+    // Files cost memory beside their bytes, so their number has a limit too: one for each page, and a few to start with.
+    let files = bytes / 4096 + 4096;
+    let options = format!("size={bytes},nr_inodes={files},mode={mode:o}");
+    mount(Some("tmpfs"), target, Some("tmpfs"), flags, Some(options.as_str())).at(step::MOUNT, target)
+}

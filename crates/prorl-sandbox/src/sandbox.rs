@@ -1,0 +1,249 @@
+use std::{
+    any::Any,
+    io,
+    net::Shutdown,
+    os::{fd::OwnedFd, unix::net::UnixStream as StdStream},
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use parking_lot::Mutex;
+use prorl_core::{SandboxHandle, hello::Hello};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open, pidfd_send_signal};
+use tokio::{io::unix::AsyncFd, net::UnixStream, process::Child, time::timeout};
+
+use crate::{SandboxError, sys};
+
+/// How long the outer process may take to end by itself once its channel is closed; it allows the guest 200 ms of that.
+const COLLAPSE: Duration = Duration::from_millis(500);
+
+/// How long the kernel may take to empty a namespace whose process 1 was killed.
+const REAP: Duration = Duration::from_secs(5);
+
+/// What is known of a sandbox that stands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Facts {
+    /// What the guest said: its process id, namespaces, user and programs.
+    pub hello: Hello,
+    /// Process id of the guest's outer process, a child of this process in a process group of its own.
+    pub outer_pid: u32,
+}
+
+/// A sandbox that stands. Dropping it kills everything inside without waiting; [`shutdown`](Self::shutdown) waits and proves.
+#[derive(Debug)]
+pub struct Sandbox {
+    facts: Facts,
+    channel: Option<UnixStream>,
+    processes: Processes,
+}
+
+impl Sandbox {
+    pub(crate) fn new(facts: Facts, channel: UnixStream, processes: Processes) -> Self {
+        Self { facts, channel: Some(channel), processes }
+    }
+
+    /// Returns the sandbox's name, unique on this node while this process lives.
+    pub fn id(&self) -> &str {
+        self.processes.id()
+    }
+
+    /// Returns what is known of it.
+    pub fn facts(&self) -> &Facts {
+        &self.facts
+    }
+
+    /// Gives out the open channel to the guest, positioned after its hello; once.
+    ///
+    /// Closing it does not end the sandbox, because the sandbox keeps a handle of its own to shut it down by.
+    pub fn take_channel(&mut self) -> Option<UnixStream> {
+        self.channel.take()
+    }
+
+    /// Closes the channel, at whose end the guest ends everything inside; kills after `grace`; returns when the kernel
+    /// has said that nothing is left in the pid namespace. Calling it twice, or at once, is harmless.
+    ///
+    /// # Errors
+    /// [`SandboxError::Left`] when something survives a kill, such as a process in an uninterruptible wait.
+    ///
+    /// # Cancel safety
+    /// A dropped call has closed the channel, which is enough for the guest to end; the sandbox can be shut down again.
+    pub async fn shutdown(&self, grace: Duration) -> Result<(), SandboxError> {
+        self.processes.shutdown(grace).await
+    }
+
+    /// Waits until nothing of the sandbox runs any more, whatever ended it.
+    ///
+    /// # Cancel safety
+    /// Dropping the future changes nothing.
+    pub async fn wait_dead(&self) {
+        self.processes.gone().await;
+    }
+}
+
+#[async_trait]
+impl SandboxHandle for Sandbox {
+    fn name(&self) -> &str {
+        self.id()
+    }
+
+    async fn close(&self, grace: Duration) -> Result<(), String> {
+        self.shutdown(grace).await.map_err(|error| error.to_string())
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+/// The processes of one sandbox, owned from the moment that the first exists.
+///
+/// The *outer* process is our child; it waits outside the pid namespace and reaps the *inner* one, process 1 inside. So the
+/// outer process is ended by way of the inner one wherever that is known, or the inner one would stay a zombie of
+/// whatever process adopts it.
+#[derive(Debug)]
+pub(crate) struct Processes {
+    id: String,
+    outer_pid: u32,
+    child: Mutex<Child>,
+    outer: AsyncFd<OwnedFd>,
+    inner: Option<AsyncFd<OwnedFd>>,
+    /// Our end of the channel once more, to shut it down when the other handle was given away.
+    line: StdStream,
+}
+
+impl Processes {
+    /// Takes ownership of a fresh child.
+    pub(crate) fn new(id: String, mut child: Child, line: StdStream) -> Result<Self, SandboxError> {
+        let outer_pid = child.id().unwrap_or_default();
+        // The number is the child's until it is waited for, which nobody has done yet.
+        let watched = open(outer_pid).and_then(sys::watch);
+        match watched {
+            Ok(outer) => Ok(Self { id, outer_pid, child: Mutex::new(child), outer, inner: None, line }),
+            Err(source) => {
+                // Without a handle it cannot be owned. Killed here, it is reaped by the runtime's orphan queue.
+                let _ = child.start_kill();
+                Err(SandboxError::at("watch guest", source))
+            }
+        }
+    }
+
+    pub(crate) fn id(&self) -> &str {
+        &self.id
+    }
+
+    pub(crate) fn outer_pid(&self) -> u32 {
+        self.outer_pid
+    }
+
+    /// Takes a handle of the inner process by the number in its hello. `Err(None)`: it is dead already.
+    pub(crate) fn adopt(&mut self, inner_pid: u32) -> Result<(), Option<SandboxError>> {
+        let handle = match open(inner_pid) {
+            Ok(handle) => handle,
+            Err(error) if error.raw_os_error() == Some(libc::ESRCH) => return Err(None),
+            Err(error) => return Err(Some(SandboxError::at("watch process 1", error))),
+        };
+        // The outer process keeps that number taken until it reaps, which is the last thing it does. As numbers are
+        // handed out in a cycle, an outer process alive after the open means that the handle is the right one.
+        if self.try_reap() {
+            return Err(None);
+        }
+        self.inner = Some(sys::watch(handle).map_err(|source| SandboxError::at("watch process 1", source))?);
+        Ok(())
+    }
+
+    /// Resolves when both processes have ended and the outer one is reaped.
+    pub(crate) async fn gone(&self) {
+        if let Some(inner) = &self.inner {
+            ended(inner).await;
+        }
+        ended(&self.outer).await;
+        self.try_reap();
+    }
+
+    pub(crate) async fn shutdown(&self, grace: Duration) -> Result<(), SandboxError> {
+        self.hang_up();
+        if timeout(grace, self.gone()).await.is_ok() {
+            return Ok(());
+        }
+        tracing::debug!(id = self.id, ?grace, "sandbox outlived its grace");
+        self.kill_inner();
+        if let Some(inner) = &self.inner {
+            timeout(REAP, ended(inner)).await.map_err(|_elapsed| self.left("process 1"))?;
+        }
+        if timeout(COLLAPSE, self.gone()).await.is_ok() {
+            return Ok(());
+        }
+        self.kill_outer();
+        timeout(REAP, self.gone()).await.map_err(|_elapsed| self.left("outer process"))
+    }
+
+    fn left(&self, which: &str) -> SandboxError {
+        SandboxError::Left { what: format!("{which} of {} (child {}) survives SIGKILL", self.id, self.outer_pid) }
+    }
+
+    /// Ends a start that came to nothing, and returns the outer process's last words: its exit status.
+    pub(crate) async fn collapse(&self) -> String {
+        self.hang_up();
+        if timeout(COLLAPSE, self.gone()).await.is_err() {
+            self.kill_outer();
+            if timeout(REAP, self.gone()).await.is_err() {
+                return "unkillable".to_owned();
+            }
+        }
+        match self.child.lock().try_wait() {
+            Ok(Some(status)) => status.to_string(),
+            Ok(None) | Err(_) => "status unknown".to_owned(),
+        }
+    }
+
+    /// Closes the channel for every handle of our end.
+    fn hang_up(&self) {
+        // Fails only when it is closed already.
+        let _ = self.line.shutdown(Shutdown::Both);
+    }
+
+    fn kill_inner(&self) {
+        if let Some(inner) = &self.inner {
+            let _ = pidfd_send_signal(inner.get_ref(), Signal::KILL);
+        }
+    }
+
+    /// Kills the outer process and whatever else is in its group, such as the children of a program that is no guest.
+    fn kill_outer(&self) {
+        let child = self.child.lock();
+        // Unreaped, it keeps its number, which is its group's too; the lock keeps it unreaped.
+        if let Some(group) = child.id().and_then(|pid| Pid::from_raw(pid.try_into().ok()?)) {
+            let _ = kill_process_group(group, Signal::KILL);
+        }
+    }
+
+    /// Reaps the outer process if it has ended.
+    fn try_reap(&self) -> bool {
+        matches!(self.child.lock().try_wait(), Ok(Some(_)))
+    }
+}
+
+impl Drop for Processes {
+    fn drop(&mut self) {
+        self.hang_up();
+        if self.inner.is_some() {
+            self.kill_inner(); // the outer one reaps it and ends; tokio's orphan queue reaps that
+        } else if !self.try_reap() {
+            self.kill_outer(); // its parent-death signal takes the inner one along
+        }
+    }
+}
+
+fn open(pid: u32) -> io::Result<OwnedFd> {
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(io::ErrorKind::InvalidInput)?;
+    Ok(pidfd_open(pid, PidfdFlags::empty())?)
+}
+
+/// Resolves when the process has ended: its handle is readable then, and stays so.
+async fn ended(handle: &AsyncFd<OwnedFd>) {
+    match handle.readable().await {
+        Ok(mut ready) => ready.retain_ready(),
+        // The tokio runtime is going away, and the caller with it.
+        Err(_) => std::future::pending().await,
+    }
+}

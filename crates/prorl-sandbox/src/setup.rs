@@ -1,0 +1,96 @@
+//! What the host tells a fresh guest to build: the one frame that goes down the channel before the guest's hello.
+
+use std::{path::PathBuf, time::Duration};
+
+use serde::{Deserialize, Serialize};
+
+/// What a sandbox's root file system is made from.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Image {
+    /// The host's own programs: `/usr`, `/bin`, `/sbin`, `/lib*` and a short list of `/etc`, under a private writable layer.
+    /// Homes, `/run`, `/var`, `/srv`, `/opt` and other mounts of the host are not there.
+    Host,
+    /// An unpacked image: a directory that holds a whole root file system. It is never written to.
+    Directory(PathBuf),
+}
+
+/// What a sandbox can reach.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Network {
+    /// Its own loopback interface only.
+    None,
+    /// The host's network, abstract sockets included.
+    Host,
+}
+
+/// A file or folder of the host that is shown inside.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Bind {
+    /// Where it is on the host; absolute.
+    pub source: PathBuf,
+    /// Where it appears inside; absolute, without `..`. Missing folders on the way are made in the writable layer.
+    pub target: PathBuf,
+    /// Whether the sandbox may write to it, as far as the modes allow. Otherwise it is read-only, mounts below it too.
+    pub writable: bool,
+}
+
+/// The host user that a sandbox's processes are, as the host sees them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SandboxUser {
+    /// User id on the host; never 0.
+    pub uid: u32,
+    /// Group id on the host; never 0.
+    pub gid: u32,
+}
+
+/// Everything a guest needs to build its sandbox.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Setup {
+    /// [`prorl_core::hello::PROTOCOL`] of the host.
+    pub protocol: u32,
+    /// The root file system.
+    pub image: Image,
+    /// Host name inside.
+    pub hostname: String,
+    /// Environment of everything inside, over the standard one.
+    pub env: Vec<(String, String)>,
+    /// Whether the user inside is 0, without any right of the host's 0.
+    pub fakeroot: bool,
+    /// What it can reach.
+    pub network: Network,
+    /// Size limit of the writable layer, in bytes.
+    pub layer_bytes: u64,
+    /// Size limit of `/tmp`, in bytes; that of `/dev/shm` is the same.
+    pub tmp_bytes: u64,
+    /// What of the host is shown inside.
+    pub binds: Vec<Bind>,
+    /// How long the sandbox may live at most; the guest's outer process ends it then, whatever became of the host.
+    pub max_life: Option<Duration>,
+    /// The host user to become first. Only root can, and root must.
+    pub become_user: Option<SandboxUser>,
+}
+
+/// Working folder inside, writable.
+pub const WORKSPACE: &str = "/workspace";
+
+/// Home folder inside, for a sandbox without fake root.
+pub const HOME: &str = "/home/agent";
+
+/// Name of the user inside, for a sandbox without fake root.
+pub const USER: &str = "agent";
+
+/// Search path inside.
+pub const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+/// The steps of a guest's set-up that the host can say more about when they fail.
+#[cfg(any(feature = "host", feature = "init"))]
+pub(crate) mod step {
+    pub(crate) const READ_SETUP: &str = "read set-up";
+    pub(crate) const BECOME_USER: &str = "become the sandbox user";
+    pub(crate) const NAMESPACES: &str = "create namespaces";
+    pub(crate) const MAP_USERS: &str = "map users";
+    pub(crate) const OPEN_IMAGE: &str = "open image";
+    pub(crate) const OPEN_BIND: &str = "open bind source";
+    pub(crate) const MOUNT: &str = "mount";
+    pub(crate) const MOUNT_PROC: &str = "mount proc";
+}

@@ -1,0 +1,173 @@
+//! The few calls that no safe wrapper exists for, each behind a safe function.
+#![expect(unsafe_code, reason = "system calls that neither nix nor rustix wraps safely")]
+
+#[cfg(feature = "host")]
+pub(crate) use host::watch;
+
+#[cfg(feature = "host")]
+mod host {
+    use std::{io, os::fd::OwnedFd};
+
+    use tokio::io::{Interest, unix::AsyncFd};
+
+    /// Registers a process handle with the runtime's reactor. It is readable once the process has ended.
+    pub(crate) fn watch(handle: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
+        // SAFETY: an `OwnedFd` is open, names one file description for as long as it lives, and always returns the same
+        // number; the `AsyncFd` owns it and nothing here swaps it.
+        Ok(unsafe { AsyncFd::register_with_interest(handle, Interest::READABLE) }?)
+    }
+}
+
+#[cfg(feature = "init")]
+pub(crate) use guest::{Fork, Seal, close_all_but, fork, reset_signals, seal_mount, set_env, up_loopback};
+
+#[cfg(feature = "init")]
+mod guest {
+    use std::{
+        ffi::CString,
+        mem,
+        os::{
+            fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
+            unix::ffi::OsStrExt,
+        },
+        path::Path,
+    };
+
+    use nix::{
+        errno::Errno,
+        sys::signal::SigSet,
+        unistd::{ForkResult, Pid},
+    };
+
+    /// Which of the two processes a [`fork`] returned in.
+    pub(crate) enum Fork {
+        /// The old process, with the new one's number.
+        Parent(Pid),
+        /// The new process.
+        Child,
+    }
+
+    /// Forks. The caller has just entered a user namespace, which the kernel allows to a process of one thread only.
+    pub(crate) fn fork() -> Result<Fork, Errno> {
+        // SAFETY: in a process of one thread a fork copies everything that exists; no lock can be held by a thread
+        // that the child lacks.
+        match unsafe { nix::unistd::fork() }? {
+            ForkResult::Parent { child } => Ok(Fork::Parent(child)),
+            ForkResult::Child => Ok(Fork::Child),
+        }
+    }
+
+    /// Closes every file descriptor above standard error except `keep`.
+    pub(crate) fn close_all_but(keep: BorrowedFd<'_>) -> Result<(), Errno> {
+        let keep = keep.as_raw_fd().unsigned_abs();
+        for (first, last) in [(3, keep.saturating_sub(1)), (keep.max(2) + 1, u32::MAX)] {
+            if first <= last {
+                // SAFETY: the guest calls this before it opens anything, so that no owner in this process loses its
+                // descriptor; what is closed was inherited by mistake. The call takes no pointers.
+                Errno::result(unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) })?;
+            }
+        }
+        Ok(())
+    }
+
+    /// As `struct mount_attr` of `linux/mount.h`.
+    #[repr(C)]
+    struct MountAttr {
+        set: u64,
+        clear: u64,
+        propagation: u64,
+        userns_fd: u64,
+    }
+
+    const MOUNT_ATTR_RDONLY: u64 = 0x1;
+    const MOUNT_ATTR_NOSUID: u64 = 0x2;
+    const MOUNT_ATTR_NODEV: u64 = 0x4;
+    const AT_RECURSIVE: libc::c_uint = 0x8000;
+
+    /// What a mount is denied, beside set-id programs.
+    #[derive(Clone, Copy)]
+    pub(crate) enum Seal {
+        /// Nothing.
+        Writable,
+        /// Writing.
+        ReadOnly,
+        /// Writing, and what its device nodes stand for.
+        Files,
+    }
+
+    /// Denies set-id programs and what `seal` says, on a mount and on every mount below it.
+    ///
+    /// A plain remount would reach the top mount only, and would have to repeat the flags that the kernel has locked.
+    pub(crate) fn seal_mount(target: &Path, seal: Seal) -> Result<(), Errno> {
+        let path = CString::new(target.as_os_str().as_bytes()).map_err(|_nul| Errno::EINVAL)?;
+        let denied = match seal {
+            Seal::Writable => 0,
+            Seal::ReadOnly => MOUNT_ATTR_RDONLY,
+            Seal::Files => MOUNT_ATTR_RDONLY | MOUNT_ATTR_NODEV,
+        };
+        let attr = MountAttr { set: MOUNT_ATTR_NOSUID | denied, clear: 0, propagation: 0, userns_fd: 0 };
+        // SAFETY: `path` and `attr` live until the call returns; the kernel reads a NUL-terminated string from the one and
+        // exactly the stated size from the other, whose layout is that of the kernel's structure.
+        let done = unsafe {
+            libc::syscall(
+                libc::SYS_mount_setattr,
+                libc::AT_FDCWD,
+                path.as_ptr(),
+                AT_RECURSIVE,
+                &raw const attr,
+                mem::size_of::<MountAttr>(),
+            )
+        };
+        Errno::result(done).map(drop)
+    }
+
+    /// `IFF_UP` as wide as an `ifreq` holds it.
+    const UP: libc::c_short = 1;
+
+    /// Brings the loopback interface of the current network namespace up.
+    pub(crate) fn up_loopback() -> Result<(), Errno> {
+        // SAFETY: no pointers. The descriptor is fresh, so it has no other owner.
+        let socket = unsafe {
+            let raw = Errno::result(libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0))?;
+            OwnedFd::from_raw_fd(raw)
+        };
+        // SAFETY: all zeroes is a valid `ifreq`: it holds numbers and bytes only.
+        let mut request: libc::ifreq = unsafe { mem::zeroed() };
+        for (to, from) in request.ifr_name.iter_mut().zip(b"lo") {
+            *to = from.cast_signed();
+        }
+        request.ifr_ifru.ifru_flags = UP;
+        // SAFETY: SIOCSIFFLAGS reads one `ifreq`, which lives until the call returns and whose flags are set.
+        Errno::result(unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFFLAGS, &raw const request) }).map(drop)
+    }
+
+    /// Gives every signal its default action and unblocks all. A host may have ignored some (as `nohup` does), and nobody
+    /// inside could undo that. SIGPIPE stays ignored: the guest wants the error instead.
+    pub(crate) fn reset_signals() -> Result<(), Errno> {
+        for number in (1..=libc::SIGRTMAX()).filter(|number| *number != libc::SIGPIPE) {
+            // Refused for the two that have no other action and for those that the C library keeps to itself.
+            // SAFETY: the default action runs no code of this program.
+            unsafe { libc::signal(number, libc::SIG_DFL) };
+        }
+        SigSet::empty().thread_set_mask()
+    }
+
+    /// Replaces this process's environment, which everything inside inherits.
+    pub(crate) fn set_env<'a>(variables: impl Iterator<Item = (&'a str, &'a str)>) {
+        let old: Vec<_> = std::env::vars_os().map(|(name, _)| name).collect();
+        #[expect(
+            clippy::disallowed_methods,
+            reason = "process 1 has one thread as yet, and this is its environment's start"
+        )]
+        // SAFETY: the process has one thread (see `fork`), so nobody reads the environment meanwhile. Names with '=' or
+        // NUL, which would panic, are refused with the set-up.
+        unsafe {
+            for name in old {
+                std::env::remove_var(name);
+            }
+            for (name, value) in variables {
+                std::env::set_var(name, value);
+            }
+        }
+    }
+}

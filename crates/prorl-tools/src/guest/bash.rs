@@ -1,0 +1,355 @@
+//! A bash session: a terminal, the shell in it, and the calls that come for it.
+//!
+//! One thread sleeps until the host, the terminal, the shell's marks or its end have something, or a limit passes.
+
+use std::{io, os::fd::AsFd, path::PathBuf, sync::Arc};
+
+use nix::poll::PollFlags;
+
+use super::{
+    capture::Capture,
+    clock::{Instant, after, now},
+    post::{Mail, Mailbox},
+    pty::Pty,
+    serve::Shared,
+    shell::Shell,
+    wait::{earlier, wait},
+};
+use crate::wire::{Answer, Bash, BashAnswer, BashEnd, ExitStatus, Interrupt, Op, Request};
+
+/// Bytes kept of the beginning and of the end of an output.
+const HEAD_BYTES: usize = 64 * 1024;
+const TAIL_BYTES: usize = 64 * 1024;
+
+/// Bytes read from the terminal before looking at what else there is.
+const TURN_BYTES: usize = 256 * 1024;
+
+/// After its limit a command is interrupted twice, then its processes are killed, in the end the shell, this far apart.
+const STEP_MS: u64 = 500;
+
+/// Serves a session for as long as the guest lives.
+pub(super) fn run(shared: Arc<Shared>, mailbox: Arc<Mailbox>) {
+    let mut session = Session {
+        shared,
+        mailbox,
+        pty: None,
+        shell: None,
+        cwd: None,
+        capture: Capture::new(HEAD_BYTES, TAIL_BYTES),
+        last_output: now(),
+        is_running: false,
+        untold: None,
+        call: None,
+        input: Vec::new(),
+    };
+    loop {
+        session.turn();
+    }
+}
+
+struct Session {
+    shared: Arc<Shared>,
+    mailbox: Arc<Mailbox>,
+    pty: Option<Pty>,
+    shell: Option<Shell>,
+    /// The shell's folder when it was last seen.
+    cwd: Option<PathBuf>,
+    capture: Capture,
+    last_output: Instant,
+    /// Whether the shell has a command.
+    is_running: bool,
+    /// How a command ended while no call waited for it.
+    untold: Option<Ended>,
+    /// The call that waits.
+    call: Option<Call>,
+    /// What is typed and not yet taken.
+    input: Vec<u8>,
+}
+
+/// How a command ended by itself, and why the shell is gone if it is.
+struct Ended {
+    status: i32,
+    restarted: Option<String>,
+}
+
+struct Call {
+    id: u64,
+    limit_ms: u64,
+    until: Instant,
+    silence_ms: u64,
+    begun: Instant,
+    stop: Option<Stop>,
+}
+
+/// A command being ended.
+struct Stop {
+    was_cancelled: bool,
+    n_steps: u32,
+    next: Instant,
+    by: Interrupt,
+}
+
+fn keep(capture: &mut Capture, bytes: &[u8]) {
+    capture.push(bytes);
+}
+
+impl Session {
+    /// Waits for something and deals with it.
+    fn turn(&mut self) {
+        let until = self.next_time();
+        let read = |ready: bool| if ready { PollFlags::POLLIN } else { PollFlags::empty() };
+        let terminal = if self.input.is_empty() { read(true) } else { PollFlags::POLLIN | PollFlags::POLLOUT };
+        let shell = self.shell.as_ref();
+        let [has_mail, has_terminal, has_mark, has_ended] = wait(
+            [
+                Some((self.mailbox.as_fd(), read(true))),
+                self.pty.as_ref().map(|pty| (pty.as_fd(), terminal)),
+                shell.and_then(Shell::marks).map(|marks| (marks, read(true))),
+                shell.map(|shell| (shell.ended(), read(true))),
+            ],
+            until,
+        );
+        if has_terminal {
+            self.on_terminal();
+        }
+        if has_mark {
+            self.on_mark();
+        }
+        if has_ended {
+            self.on_shell_end();
+        }
+        if has_mail {
+            for mail in self.mailbox.take() {
+                match mail {
+                    Mail::Request(Request { id, timeout_ms, op: Op::Bash(bash) }) => {
+                        self.on_call(id, timeout_ms, &bash);
+                    }
+                    Mail::Request(Request { id, .. }) => self.shared.post.failed(id, "this is a bash session"),
+                    Mail::Cancel(id) => self.on_cancel(id),
+                }
+            }
+        }
+        self.on_time();
+    }
+
+    fn next_time(&self) -> Option<Instant> {
+        let call = self.call.as_ref()?;
+        match &call.stop {
+            Some(stop) => Some(stop.next),
+            None => earlier(Some(call.until), self.silent_at(call)),
+        }
+    }
+
+    /// Returns when a call will have waited long enough for output.
+    fn silent_at(&self, call: &Call) -> Option<Instant> {
+        (call.silence_ms > 0).then(|| after(call.begun.max(self.last_output), call.silence_ms))
+    }
+
+    fn on_terminal(&mut self) {
+        let Some(pty) = &self.pty else { return };
+        if pty.drain(TURN_BYTES, |bytes| keep(&mut self.capture, bytes)) {
+            self.last_output = now();
+        }
+        if !self.input.is_empty() {
+            let n = pty.type_in(&self.input);
+            self.input.drain(..n);
+        }
+    }
+
+    fn on_mark(&mut self) {
+        let (Some(shell), Some(pty)) = (&mut self.shell, &self.pty) else { return };
+        let Some(mark) = shell.take_mark() else { return };
+        pty.fence(|bytes| keep(&mut self.capture, bytes));
+        self.cwd = shell.cwd().or(self.cwd.take());
+        self.command_ended(Ended { status: mark.status, restarted: None });
+    }
+
+    fn on_shell_end(&mut self) {
+        let Some(status) = self.shell.as_ref().and_then(Shell::status) else { return };
+        if let Some(pty) = &self.pty {
+            pty.fence(|bytes| keep(&mut self.capture, bytes));
+        }
+        self.shell = None;
+        let reason = match status {
+            ExitStatus::Code(code) => format!("The shell ended with exit code {code}."),
+            ExitStatus::Signal(signal) => format!("The shell was killed by signal {signal}."),
+        };
+        self.command_ended(Ended { status: status.code(), restarted: Some(reason) });
+    }
+
+    fn command_ended(&mut self, ended: Ended) {
+        let was_running = std::mem::take(&mut self.is_running);
+        self.input.clear();
+        match self.call.take() {
+            Some(call) => {
+                let end = match &call.stop {
+                    None => BashEnd::Exited(ended.status),
+                    Some(Stop { was_cancelled: true, .. }) => BashEnd::Cancelled,
+                    Some(Stop { by, .. }) => BashEnd::LimitPassed { limit_ms: call.limit_ms, by: *by },
+                };
+                self.answer(call.id, end, ended.restarted);
+            }
+            None if was_running || ended.restarted.is_some() => self.untold = Some(ended),
+            None => {}
+        }
+    }
+
+    fn answer(&mut self, id: u64, end: BashEnd, restarted: Option<String>) {
+        if let (BashEnd::Running { .. }, Some(shell)) = (&end, &self.shell) {
+            self.cwd = shell.cwd().or(self.cwd.take());
+        }
+        let cwd = self.cwd.as_ref().map(|cwd| cwd.to_string_lossy().into_owned());
+        let answer = BashAnswer { output: self.capture.take(), end, restarted, cwd };
+        self.shared.post.done(id, Answer::Bash(answer));
+    }
+
+    fn refuse(&self, id: u64, reason: impl Into<String>) {
+        let answer = BashAnswer {
+            output: crate::wire::Captured::default(),
+            end: BashEnd::Refused(reason.into()),
+            restarted: None,
+            cwd: None,
+        };
+        self.shared.post.done(id, Answer::Bash(answer));
+    }
+
+    fn on_call(&mut self, id: u64, timeout_ms: u64, bash: &Bash) {
+        if self.call.is_some() {
+            return self.refuse(id, "Another call waits for this shell; one call at a time.");
+        }
+        if bash.command.contains('\0') {
+            return self.refuse(id, "The command contains a NUL character, which bash cannot take.");
+        }
+        let begun = now();
+        let call = Call {
+            id,
+            limit_ms: timeout_ms,
+            until: after(begun, timeout_ms),
+            silence_ms: bash.silence_ms,
+            begun,
+            stop: None,
+        };
+        if bash.is_input { self.on_input(call, &bash.command) } else { self.on_command(call, &bash.command) }
+    }
+
+    fn on_input(&mut self, call: Call, text: &str) {
+        if let Some(ended) = self.untold.take() {
+            // It ended before it could be typed into; its end is the answer.
+            return self.answer(call.id, BashEnd::Exited(ended.status), ended.restarted);
+        }
+        if !self.is_running {
+            return self.refuse(
+                call.id,
+                "No command is running, so there is nothing to send input to. Call without is_input.",
+            );
+        }
+        match text {
+            "" => {}
+            "C-c" => self.input.push(3),
+            "C-d" => self.input.push(4),
+            "C-z" => {
+                return self.refuse(
+                    call.id,
+                    "C-z is not supported: this shell has no job control, so the command could not be resumed. Use C-c to \
+                     interrupt it.",
+                );
+            }
+            line => {
+                self.input.extend_from_slice(line.as_bytes());
+                self.input.push(b'\n');
+            }
+        }
+        self.call = Some(call);
+    }
+
+    fn on_command(&mut self, call: Call, command: &str) {
+        if self.is_running {
+            return self.refuse(
+                call.id,
+                "A command is still running in this shell. Call with is_input true: an empty command to wait for it, a text \
+                 to type in, C-c to interrupt it.",
+            );
+        }
+        let earlier = self.untold.take();
+        if let Some(ended) = &earlier {
+            let note = format!("[The earlier command completed with exit code {}.]\n", ended.status);
+            self.capture.push(note.as_bytes());
+        }
+        match self.begin(command) {
+            Ok(()) => {
+                self.is_running = true;
+                self.call = Some(call);
+                if let Some(reason) = earlier.and_then(|ended| ended.restarted) {
+                    self.capture.push(format!("[{reason} This is a new shell.]\n").as_bytes());
+                }
+            }
+            Err(err) => self.refuse(call.id, format!("The sandbox cannot run bash: {err}.")),
+        }
+    }
+
+    fn begin(&mut self, command: &str) -> io::Result<()> {
+        if self.pty.is_none() {
+            self.pty = Some(Pty::open()?);
+        }
+        let Some(pty) = &self.pty else { return Ok(()) };
+        if self.shell.is_none() {
+            pty.reset();
+            match Shell::start(&self.shared, pty, self.cwd.as_deref()) {
+                Ok(shell) => self.shell = Some(shell),
+                Err(err) => {
+                    // Whatever was wrong may be the terminal's fault; the next call has a new one.
+                    self.pty = None;
+                    return Err(err);
+                }
+            }
+        }
+        pty.forget_input();
+        self.shell.as_mut().map_or(Ok(()), |shell| shell.begin(command))
+    }
+
+    fn on_cancel(&mut self, id: u64) {
+        if let Some(call) = self.call.as_mut().filter(|call| call.id == id && call.stop.is_none()) {
+            call.stop = Some(Stop { was_cancelled: true, n_steps: 0, next: now(), by: Interrupt::Signal });
+        }
+    }
+
+    fn on_time(&mut self) {
+        let Some(call) = &self.call else { return };
+        let present = now();
+        if call.stop.is_none() {
+            if present >= call.until {
+                let stop = Stop { was_cancelled: false, n_steps: 0, next: present, by: Interrupt::Signal };
+                self.call = self.call.take().map(|call| Call { stop: Some(stop), ..call });
+            } else if let Some(silent_at) = self.silent_at(call)
+                && present >= silent_at
+            {
+                let silent = present.saturating_duration_since(call.begun.max(self.last_output));
+                let wants_input =
+                    self.shell.as_ref().zip(self.pty.as_ref()).is_some_and(|(shell, pty)| shell.wants_input(pty));
+                let id = call.id;
+                self.call = None;
+                let silent_ms = u64::try_from(silent.as_millis()).unwrap_or(u64::MAX);
+                return self.answer(id, BashEnd::Running { silent_ms, wants_input }, None);
+            }
+        }
+        if let (Some(stop), Some(shell), Some(pty)) =
+            (self.call.as_mut().and_then(|call| call.stop.as_mut()), &self.shell, &self.pty)
+            && present >= stop.next
+        {
+            match stop.n_steps {
+                0 | 1 => shell.interrupt(pty),
+                2 => {
+                    stop.by = Interrupt::Kill;
+                    shell.kill_command();
+                    shell.interrupt(pty);
+                }
+                _ => {
+                    stop.by = Interrupt::Restart;
+                    shell.kill();
+                }
+            }
+            stop.n_steps += 1;
+            stop.next = after(present, STEP_MS);
+        }
+    }
+}

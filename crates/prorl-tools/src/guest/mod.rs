@@ -1,0 +1,24 @@
+//! The guest's side: the tools themselves, inside the sandbox. Threads and `poll`, no tokio, so that the program stays small.
+//!
+//! The thread that calls [`serve`] reads requests. A bash session, a Python session and an exec have a thread each, which
+//! sleeps in one `poll` over all that can happen to it; whichever thread has something to say writes the frame itself.
+//! Nothing polls in a loop and nothing sleeps for order: an idle guest does not wake up.
+
+mod bash;
+mod capture;
+mod clock;
+mod exec;
+mod files;
+mod post;
+mod probe;
+mod procs;
+mod pty;
+mod python;
+mod reaper;
+mod serve;
+mod shell;
+mod sys;
+mod wait;
+
+pub use probe::{Programs, probe};
+pub use serve::serve;

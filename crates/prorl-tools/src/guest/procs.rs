@@ -1,0 +1,145 @@
+//! What `/proc` knows of the processes in the sandbox.
+
+use std::{
+    collections::HashSet,
+    fs,
+    os::fd::{AsFd, OwnedFd},
+    path::Path,
+};
+
+use nix::{
+    poll::PollFlags,
+    sys::signal::{self, Signal},
+    unistd::Pid,
+};
+
+use super::{
+    clock::{after, now},
+    sys,
+    wait::wait,
+};
+
+/// How long killed processes are waited for. One that takes longer hangs in the kernel, and no one can end it.
+const DYING_MS: u64 = 500;
+
+/// One process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Entry {
+    /// Its number.
+    pub(super) pid: i32,
+    /// Its parent's.
+    pub(super) parent: i32,
+    /// Its session's.
+    pub(super) session: i32,
+    /// When it started, in clock ticks since the machine did.
+    pub(super) started: u64,
+    /// Whether it has ended and only waits to be collected.
+    pub(super) zombie: bool,
+}
+
+/// Reads one line of `/proc/PID/stat`. The name in brackets may hold anything, brackets and spaces too.
+fn parse(stat: &str) -> Option<Entry> {
+    let (pid, _) = stat.split_once(" (")?;
+    let (_, rest) = stat.rsplit_once(") ")?;
+    let fields: Vec<&str> = rest.split(' ').collect();
+    Some(Entry {
+        pid: pid.parse().ok()?,
+        zombie: matches!(*fields.first()?, "Z" | "X"),
+        parent: fields.get(1)?.parse().ok()?,
+        session: fields.get(3)?.parse().ok()?,
+        started: fields.get(19)?.parse().ok()?,
+    })
+}
+
+/// Returns the processes that can be seen.
+pub(super) fn all() -> Vec<Entry> {
+    let Ok(folder) = fs::read_dir("/proc") else { return Vec::new() };
+    folder
+        .flatten()
+        .filter(|entry| entry.file_name().as_encoded_bytes().first().is_some_and(u8::is_ascii_digit))
+        .filter_map(|entry| parse(&fs::read_to_string(entry.path().join("stat")).ok()?))
+        .collect()
+}
+
+/// Returns when a process started, in clock ticks since the machine did.
+pub(super) fn started(pid: Pid) -> Option<u64> {
+    Some(parse(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)?.started)
+}
+
+/// Returns the processes below `root`, and those of its session, without itself.
+pub(super) fn below(root: i32) -> Vec<Entry> {
+    let all = all();
+    let mut family = HashSet::from([root]);
+    loop {
+        let n_known = family.len();
+        family.extend(
+            all.iter()
+                .filter(|one| family.contains(&one.parent) || one.session == root)
+                .map(|one| one.pid)
+                .collect::<Vec<_>>(),
+        );
+        if family.len() == n_known {
+            break;
+        }
+    }
+    all.into_iter().filter(|one| one.pid != root && family.contains(&one.pid)).collect()
+}
+
+/// Kills the processes below `root` that started at `since` or later, until none is left to be seen.
+///
+/// Bounded, since a process may start others faster than they are found; a namespace's end is the last word.
+pub(super) fn kill_below(root: i32, since: u64) {
+    for _round in 0..16 {
+        let targets: Vec<Entry> =
+            below(root).into_iter().filter(|one| !one.zombie && one.started >= since && one.pid != root).collect();
+        if targets.is_empty() {
+            return;
+        }
+        kill(&targets);
+    }
+}
+
+/// Kills processes and waits until they have ended, so that nobody sees one that was said to be gone.
+pub(super) fn kill(targets: &[Entry]) {
+    // Opened first: afterwards a number may mean another process.
+    let ends: Vec<OwnedFd> = targets.iter().filter_map(|target| sys::process_end(target.pid).ok()).collect();
+    for target in targets {
+        // One that has just ended is what was wanted.
+        let _sent = signal::kill(Pid::from_raw(target.pid), Signal::SIGKILL);
+    }
+    let until = after(now(), DYING_MS);
+    for end in ends {
+        wait([Some((end.as_fd(), PollFlags::POLLIN))], Some(until));
+    }
+}
+
+/// Tells whether a process waits in a `read` of this file, most likely a terminal.
+pub(super) fn reads_from(pid: i32, file: &Path) -> bool {
+    // "NUMBER ARGUMENT.." in decimal and hexadecimal, or "running".
+    let Ok(call) = fs::read_to_string(format!("/proc/{pid}/syscall")) else { return false };
+    let mut fields = call.split(' ');
+    let (Some(number), Some(fd)) = (fields.next(), fields.next()) else { return false };
+    let is_read = number.parse::<libc::c_long>().is_ok_and(|number| number == libc::SYS_read);
+    let fd = fd.strip_prefix("0x").and_then(|fd| u32::from_str_radix(fd, 16).ok());
+    is_read && fd.is_some_and(|fd| fs::read_link(format!("/proc/{pid}/fd/{fd}")).is_ok_and(|target| target == file))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_with_brackets_and_spaces_is_no_trap() {
+        let stat = "42 (a) b (c) S 7 42 41 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 12345 100 200";
+        let entry = parse(stat).unwrap();
+        assert_eq!(entry, Entry { pid: 42, parent: 7, session: 41, started: 12345, zombie: false });
+        assert_eq!(parse("garbage"), None);
+    }
+
+    #[test]
+    fn this_process_is_seen() {
+        let own = i32::try_from(std::process::id()).unwrap();
+        assert!(all().iter().any(|entry| entry.pid == own));
+        assert!(started(Pid::this()).is_some());
+    }
+}

@@ -1,0 +1,484 @@
+//! The client: one channel, many calls in flight.
+
+use std::{
+    collections::HashMap,
+    net::Shutdown,
+    os::fd::AsFd,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use parking_lot::Mutex;
+use prorl_core::frame::{self, Decoder, FrameError};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{
+        UnixStream,
+        unix::{OwnedReadHalf, OwnedWriteHalf},
+    },
+    sync::{Notify, mpsc, oneshot},
+    task::JoinSet,
+    time::timeout,
+};
+use tokio_util::sync::CancellationToken;
+
+use crate::wire::{
+    Answer, Bash, BashAnswer, Bytes, Captured, Exec, ExitStatus, GuestFrame, HostFrame, Ipython, IpythonAnswer, Op,
+    ReadFile, Request, Rest, Stream, WriteFile,
+};
+
+/// How long after its limit a call's answer comes at the latest: the time in which a guest interrupts, kills and reports.
+///
+/// A caller with a deadline keeps this much free (`Deadline::reserve`). Past it the guest is taken for dead.
+pub const ANSWER_GRACE: Duration = Duration::from_secs(5);
+
+/// Bytes of a file that travel in one frame.
+const PIECE_BYTES: usize = 1024 * 1024;
+
+/// Frames that wait to be written; a full queue makes callers wait.
+const QUEUE_FRAMES: usize = 64;
+
+/// Why a call has no answer.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ToolError {
+    /// The channel is gone, and with it the sandbox.
+    #[error("channel to the guest closed: {reason}")]
+    ChannelClosed {
+        /// What was seen.
+        reason: String,
+    },
+    /// The guest is there and says nothing.
+    #[error("guest gave no answer in {waited:?}")]
+    NoAnswer {
+        /// How long it was waited for: the call's limit and [`ANSWER_GRACE`].
+        waited: Duration,
+    },
+    /// The request has no frame, most likely because it is too large.
+    #[error("request cannot be sent")]
+    Request(#[source] FrameError),
+    /// The guest answered that it could not be done: a program or file that is not there, a full disk. Its words.
+    #[error("{message}")]
+    Failed {
+        /// Why.
+        message: String,
+    },
+    /// The answer is of another kind than the request.
+    #[error("guest answered with something else")]
+    WrongAnswer,
+}
+
+impl ToolError {
+    /// Tells whether the guest or the channel is at fault, and not what was asked for.
+    pub fn is_infrastructure(&self) -> bool {
+        !matches!(self, Self::Failed { .. } | Self::Request(_))
+    }
+}
+
+/// A program to run in the sandbox, without a shell.
+#[derive(Clone, Debug)]
+pub struct ExecSpec {
+    /// Program and arguments.
+    pub argv: Vec<String>,
+    /// Variables set over the sandbox's own.
+    pub env: Vec<(String, String)>,
+    /// Folder to run in; the sandbox's own when absent.
+    pub cwd: Option<String>,
+    /// What the program reads from standard input.
+    pub stdin: Vec<u8>,
+    /// Bytes kept of each output, half from its beginning and half from its end.
+    pub output_limit_bytes: usize,
+}
+
+impl ExecSpec {
+    /// Returns a program with arguments, no input, and 1 MiB kept of each output.
+    pub fn new<S: Into<String>>(argv: impl IntoIterator<Item = S>) -> Self {
+        Self {
+            argv: argv.into_iter().map(Into::into).collect(),
+            env: Vec::new(),
+            cwd: None,
+            stdin: Vec::new(),
+            output_limit_bytes: 1024 * 1024,
+        }
+    }
+}
+
+/// What a program did.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ExecOutput {
+    /// How it ended.
+    pub status: ExitStatus,
+    /// Whether its limit passed, so that it was killed with all that it had started.
+    pub timed_out: bool,
+    /// Standard output.
+    pub stdout: Captured,
+    /// Standard error.
+    pub stderr: Captured,
+}
+
+impl ExecOutput {
+    /// Tells whether it ended by itself with code 0.
+    pub fn success(&self) -> bool {
+        self.status == ExitStatus::Code(0) && !self.timed_out
+    }
+
+    /// Tells whether bytes of either output are missing.
+    pub fn truncated(&self) -> bool {
+        self.stdout.omitted() + self.stderr.omitted() > 0
+    }
+}
+
+/// A bash command, or what to type into the one that runs.
+#[derive(Clone, Debug)]
+pub struct BashCall {
+    /// Names the shell.
+    pub session: String,
+    /// The command, or a line of text, `C-c` or `C-d`.
+    pub command: String,
+    /// Whether it is typed into the running command.
+    pub is_input: bool,
+    /// Returns after this long without output, leaving the command running.
+    pub silence: Option<Duration>,
+}
+
+impl BashCall {
+    /// Returns a command for the session `main`, without a silence limit.
+    pub fn new(command: impl Into<String>) -> Self {
+        Self { session: "main".to_owned(), command: command.into(), is_input: false, silence: None }
+    }
+
+    /// Returns text to type into the command that runs in the session `main`.
+    pub fn input(text: impl Into<String>) -> Self {
+        Self { is_input: true, ..Self::new(text) }
+    }
+}
+
+/// A guest at the other end of a channel, after its hello was read.
+///
+/// Calls run side by side. Dropping the client closes the channel, at which the guest ends everything inside.
+#[derive(Debug)]
+pub struct ToolClient {
+    shared: Arc<Shared>,
+    frames: mpsc::Sender<Vec<u8>>,
+    next_id: AtomicU64,
+    /// The channel itself, to shut it down at once when the client is dropped: the tasks only end when the runtime comes to
+    /// them. Absent when there were no descriptors left for it.
+    channel: Option<std::os::unix::net::UnixStream>,
+    /// Reader and writer; dropping the set ends both.
+    _tasks: JoinSet<()>,
+}
+
+impl Drop for ToolClient {
+    fn drop(&mut self) {
+        if let Some(channel) = &self.channel {
+            // One that is already gone is what was wanted.
+            let _shut = channel.shutdown(Shutdown::Both);
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    state: Mutex<State>,
+    cancelled: Notify,
+    dead: CancellationToken,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    calls: HashMap<u64, Pending>,
+    /// Ids whose callers went away; the writer tells the guest.
+    cancels: Vec<u64>,
+    closed: Option<String>,
+}
+
+#[derive(Debug)]
+struct Pending {
+    answer: oneshot::Sender<(Answer, Streams)>,
+    streams: Streams,
+    limit: usize,
+}
+
+/// What was streamed for a call so far.
+#[derive(Debug, Default)]
+struct Streams {
+    stdout: Vec<u8>,
+    stderr: Vec<u8>,
+}
+
+impl Shared {
+    /// Ends every call; the first reason stays.
+    fn close(&self, reason: String) {
+        let calls = {
+            let mut state = self.state.lock();
+            state.closed.get_or_insert(reason);
+            std::mem::take(&mut state.calls)
+        };
+        drop(calls);
+        self.dead.cancel();
+    }
+
+    fn closed(&self) -> ToolError {
+        let reason = self.state.lock().closed.clone();
+        ToolError::ChannelClosed { reason: reason.unwrap_or_else(|| "end of file".to_owned()) }
+    }
+
+    /// Takes one frame in.
+    ///
+    /// # Errors
+    /// Says what the guest did wrong.
+    fn accept(&self, frame: GuestFrame) -> Result<(), String> {
+        match frame {
+            GuestFrame::Output { id, stream, bytes } => {
+                let mut state = self.state.lock();
+                // A call that was dropped is no longer known; what still comes for it is of no use.
+                let Some(call) = state.calls.get_mut(&id) else { return Ok(()) };
+                let kept = match stream {
+                    Stream::Stdout => &mut call.streams.stdout,
+                    Stream::Stderr => &mut call.streams.stderr,
+                };
+                if kept.len() + bytes.0.len() > call.limit {
+                    return Err(format!("guest sent more than the {} bytes that were asked for", call.limit));
+                }
+                kept.extend_from_slice(&bytes.0);
+                Ok(())
+            }
+            GuestFrame::Done { id, answer } => {
+                let call = self.state.lock().calls.remove(&id);
+                if let Some(call) = call {
+                    // The caller may have gone just now.
+                    let _gone = call.answer.send((answer, call.streams));
+                }
+                Ok(())
+            }
+            GuestFrame::Fatal { message } => Err(format!("guest gave up: {message}")),
+        }
+    }
+}
+
+/// Forgets a call when its caller goes away, and has the guest end it.
+struct CancelOnDrop<'a> {
+    shared: &'a Shared,
+    id: u64,
+}
+
+impl Drop for CancelOnDrop<'_> {
+    fn drop(&mut self) {
+        let mut state = self.shared.state.lock();
+        if state.calls.remove(&self.id).is_some() {
+            state.cancels.push(self.id);
+            drop(state);
+            self.shared.cancelled.notify_one();
+        }
+    }
+}
+
+impl ToolClient {
+    /// Takes over a channel whose hello has been read. Call it inside a tokio runtime.
+    pub fn new(channel: UnixStream) -> Self {
+        let shared = Arc::new(Shared::default());
+        let (frames, queue) = mpsc::channel(QUEUE_FRAMES);
+        let handle = channel.as_fd().try_clone_to_owned().ok().map(Into::into);
+        let (reader, writer) = channel.into_split();
+        let mut tasks = JoinSet::new();
+        tasks.spawn(read(reader, Arc::clone(&shared)));
+        tasks.spawn(write(writer, queue, Arc::clone(&shared)));
+        Self { shared, frames, next_id: AtomicU64::new(1), channel: handle, _tasks: tasks }
+    }
+
+    /// Resolves when the channel is gone, and at once when it already is.
+    pub async fn closed(&self) {
+        self.shared.dead.cancelled().await;
+    }
+
+    /// Tells whether the channel is gone.
+    pub fn is_closed(&self) -> bool {
+        self.shared.dead.is_cancelled()
+    }
+
+    /// Runs a program to its end, or kills it with all that it started when `limit` passes.
+    ///
+    /// # Errors
+    /// [`ToolError::Failed`] when the program cannot be started.
+    ///
+    /// # Cancel safety
+    /// Dropping the call has the guest kill what it started.
+    pub async fn exec(&self, spec: &ExecSpec, limit: Duration) -> Result<ExecOutput, ToolError> {
+        let op = Op::Exec(Exec {
+            argv: spec.argv.clone(),
+            env: spec.env.clone(),
+            cwd: spec.cwd.clone(),
+            stdin: Bytes(spec.stdin.clone()),
+            output_limit: spec.output_limit_bytes as u64,
+        });
+        let (answer, streams) = self.call(op, limit, spec.output_limit_bytes).await?;
+        let Answer::Exec(done) = answer else { return Err(wrong(answer)) };
+        let captured = |head: Vec<u8>, rest: Rest| Captured { head: Bytes(head), tail: rest.tail, total: rest.total };
+        Ok(ExecOutput {
+            status: done.status,
+            timed_out: done.timed_out,
+            stdout: captured(streams.stdout, done.stdout),
+            stderr: captured(streams.stderr, done.stderr),
+        })
+    }
+
+    /// Runs a bash command, or types into the one that runs.
+    ///
+    /// # Errors
+    /// Only for the channel and the guest: what a command can do to itself or its shell is in the answer.
+    ///
+    /// # Cancel safety
+    /// Dropping the call has the guest interrupt the command; the session stays.
+    pub async fn bash(&self, call: &BashCall, limit: Duration) -> Result<BashAnswer, ToolError> {
+        let op = Op::Bash(Bash {
+            session: call.session.clone(),
+            command: call.command.clone(),
+            is_input: call.is_input,
+            silence_ms: call.silence.map_or(0, millis),
+        });
+        match self.call(op, limit, 0).await? {
+            (Answer::Bash(answer), _) => Ok(answer),
+            (other, _) => Err(wrong(other)),
+        }
+    }
+
+    /// Runs a Python cell in the session `main`.
+    ///
+    /// # Errors
+    /// As [`bash`](Self::bash).
+    ///
+    /// # Cancel safety
+    /// As [`bash`](Self::bash).
+    pub async fn ipython(&self, code: &str, limit: Duration) -> Result<IpythonAnswer, ToolError> {
+        let op = Op::Ipython(Ipython { session: "main".to_owned(), code: code.to_owned() });
+        match self.call(op, limit, 0).await? {
+            (Answer::Ipython(answer), _) => Ok(answer),
+            (other, _) => Err(wrong(other)),
+        }
+    }
+
+    /// Writes a file, making its folders. `mode` is for a file that is made. Each of its pieces has `limit`.
+    ///
+    /// # Errors
+    /// [`ToolError::Failed`] with the system's words when it cannot be written.
+    ///
+    /// # Cancel safety
+    /// A dropped call may leave the beginning of the file.
+    pub async fn write_file(&self, path: &str, bytes: &[u8], mode: u32, limit: Duration) -> Result<(), ToolError> {
+        let mut append = false;
+        let mut rest = bytes;
+        loop {
+            let (piece, after) = rest.split_at(rest.len().min(PIECE_BYTES));
+            let op = Op::WriteFile(WriteFile { path: path.to_owned(), bytes: Bytes(piece.to_vec()), mode, append });
+            match self.call(op, limit, 0).await?.0 {
+                Answer::Written => {}
+                other => return Err(wrong(other)),
+            }
+            if after.is_empty() {
+                return Ok(());
+            }
+            (rest, append) = (after, true);
+        }
+    }
+
+    /// Reads a file from its beginning, `limit_bytes` at most. The answer's `total` is the size of the file.
+    ///
+    /// # Errors
+    /// [`ToolError::Failed`] with the system's words when it cannot be read.
+    pub async fn read_file(&self, path: &str, limit_bytes: usize, limit: Duration) -> Result<Captured, ToolError> {
+        let op = Op::ReadFile(ReadFile { path: path.to_owned(), limit: limit_bytes as u64 });
+        match self.call(op, limit, limit_bytes).await? {
+            (Answer::Read { total }, streams) => {
+                Ok(Captured { head: Bytes(streams.stdout), tail: Bytes::default(), total })
+            }
+            (other, _) => Err(wrong(other)),
+        }
+    }
+
+    async fn call(&self, op: Op, limit: Duration, limit_bytes: usize) -> Result<(Answer, Streams), ToolError> {
+        let id = self.next_id.fetch_add(1, Ordering::Relaxed);
+        let request = HostFrame::Request(Request { id, timeout_ms: millis(limit), op });
+        let bytes = frame::encode(&request).map_err(ToolError::Request)?;
+        let waited = limit.saturating_add(ANSWER_GRACE);
+        let work = async {
+            let permit = self.frames.reserve().await.map_err(|_gone| self.shared.closed())?;
+            let (answer, answered) = oneshot::channel();
+            {
+                let mut state = self.shared.state.lock();
+                if state.closed.is_some() {
+                    drop(state);
+                    return Err(self.shared.closed());
+                }
+                let streams = Streams::default();
+                state.calls.insert(id, Pending { answer, streams, limit: limit_bytes });
+            }
+            let _cancel = CancelOnDrop { shared: &self.shared, id };
+            permit.send(bytes);
+            answered.await.map_err(|_gone| self.shared.closed())
+        };
+        match timeout(waited, work).await {
+            Ok(result) => result,
+            Err(_elapsed) => Err(ToolError::NoAnswer { waited }),
+        }
+    }
+}
+
+fn wrong(answer: Answer) -> ToolError {
+    match answer {
+        Answer::Failed { message } => ToolError::Failed { message },
+        _ => ToolError::WrongAnswer,
+    }
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+async fn read(mut channel: OwnedReadHalf, shared: Arc<Shared>) {
+    let mut decoder = Decoder::default();
+    let mut buffer = vec![0; 64 * 1024];
+    let reason = 'closed: loop {
+        match channel.read(&mut buffer).await {
+            Ok(0) => break "end of file".to_owned(),
+            Ok(n) => decoder.push(&buffer[..n]),
+            Err(err) => break err.to_string(),
+        }
+        loop {
+            match decoder.pop::<GuestFrame>() {
+                Ok(Some(frame)) => {
+                    if let Err(fault) = shared.accept(frame) {
+                        break 'closed fault;
+                    }
+                }
+                Ok(None) => break,
+                Err(err) => break 'closed format!("guest sent no frame: {err}"),
+            }
+        }
+    };
+    tracing::debug!(reason, "tool channel closed");
+    shared.close(reason);
+}
+
+async fn write(mut channel: OwnedWriteHalf, mut queue: mpsc::Receiver<Vec<u8>>, shared: Arc<Shared>) {
+    loop {
+        let bytes = tokio::select! {
+            biased; // a request goes before its own cancellation
+            () = shared.dead.cancelled() => return,
+            frame = queue.recv() => match frame {
+                Some(bytes) => bytes,
+                None => return,
+            },
+            () = shared.cancelled.notified() => {
+                let cancels = std::mem::take(&mut shared.state.lock().cancels);
+                let frames = cancels.into_iter().filter_map(|id| frame::encode(&HostFrame::Cancel { id }).ok());
+                frames.flatten().collect()
+            }
+        };
+        if let Err(err) = channel.write_all(&bytes).await {
+            return shared.close(err.to_string());
+        }
+    }
+}

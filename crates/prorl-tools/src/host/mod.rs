@@ -1,0 +1,10 @@
+//! The host's side: a client over the channel to a guest, and the tools as an agent loop calls them.
+
+mod client;
+mod render;
+mod toolbox;
+mod tools;
+
+pub use client::{ANSWER_GRACE, BashCall, ExecOutput, ExecSpec, ToolClient, ToolError};
+pub use toolbox::{Tool, ToolContext, ToolResult, Toolbox, UnknownTool};
+pub use tools::{ExecuteBash, ExecuteIpythonCell, Finish, Think};

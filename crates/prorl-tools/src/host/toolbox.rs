@@ -1,0 +1,149 @@
+//! A set of tools, and one call of one of them.
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use async_trait::async_trait;
+use prorl_core::Content;
+use serde_json::{Map, Value};
+
+use super::{
+    client::{ToolClient, ToolError},
+    tools::{ExecuteBash, ExecuteIpythonCell, Finish, Think},
+};
+use crate::schema::Schema;
+
+/// What a tool may use during a call.
+#[derive(Clone, Copy, Debug)]
+pub struct ToolContext<'a> {
+    /// The sandbox.
+    pub client: &'a ToolClient,
+    /// How long the call may take; what it leaves is ended within [`ANSWER_GRACE`](super::ANSWER_GRACE) after.
+    pub limit: Duration,
+    /// How long a bash command may be silent before the call returns; `None` for as long as `limit`.
+    pub silence: Option<Duration>,
+}
+
+/// What a tool call gives back to the agent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ToolResult {
+    /// What the agent reads.
+    pub content: Content,
+    /// Whether the tool could not do what it was called for. A command that fails is not this: it ran.
+    pub is_error: bool,
+    /// The last word of an agent that says it is done.
+    pub finish: Option<String>,
+}
+
+impl ToolResult {
+    /// Returns a result that is a text.
+    pub fn text(text: impl Into<String>) -> Self {
+        Self { content: Content::Text(text.into()), is_error: false, finish: None }
+    }
+
+    /// Returns a text that says what went wrong.
+    pub fn error(text: impl Into<String>) -> Self {
+        Self { is_error: true, ..Self::text(text) }
+    }
+}
+
+/// A tool that an agent may call. A crate of your own adds one by implementing this.
+#[async_trait]
+pub trait Tool: Send + Sync {
+    /// Returns what the model is told; its name is the tool's.
+    fn schema(&self) -> Schema;
+
+    /// Runs one call. `arguments` have passed [`Schema::check`].
+    ///
+    /// # Errors
+    /// Only when the sandbox or its channel is at fault. Whatever the agent can cause is a [`ToolResult`].
+    ///
+    /// # Cancel safety
+    /// Dropping the call ends the work inside the sandbox.
+    async fn call(&self, context: &ToolContext<'_>, arguments: &Map<String, Value>) -> Result<ToolResult, ToolError>;
+}
+
+/// No tool has this name.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("no tool is named {name:?}; known: {}", NAMES.join(", "))]
+pub struct UnknownTool {
+    /// The name.
+    pub name: String,
+}
+
+/// Names by which the tools of this crate are asked for: each tool's own and short ones.
+const NAMES: [&str; 6] = ["bash", "execute_bash", "ipython", "execute_ipython_cell", "think", "finish"];
+
+/// The tools of an agent, in the order in which the model is told of them.
+#[derive(Clone, Default)]
+pub struct Toolbox {
+    tools: Vec<(Schema, Arc<dyn Tool>)>,
+}
+
+impl fmt::Debug for Toolbox {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.names()).finish()
+    }
+}
+
+impl Toolbox {
+    /// Returns the tools of these names, each by its own name or a short one (`bash`, `ipython`).
+    ///
+    /// # Errors
+    /// For a name that no tool of this crate has.
+    pub fn from_names<S: AsRef<str>>(names: impl IntoIterator<Item = S>) -> Result<Self, UnknownTool> {
+        names.into_iter().try_fold(Self::default(), |toolbox, name| {
+            let tool: Arc<dyn Tool> = match name.as_ref() {
+                "bash" | "execute_bash" => Arc::new(ExecuteBash),
+                "ipython" | "execute_ipython_cell" => Arc::new(ExecuteIpythonCell),
+                "think" => Arc::new(Think),
+                "finish" => Arc::new(Finish),
+                other => return Err(UnknownTool { name: other.to_owned() }),
+            };
+            Ok(toolbox.with(tool))
+        })
+    }
+
+    /// Returns the set with one more tool; one of the same name is replaced in its place.
+    #[must_use]
+    pub fn with(mut self, tool: Arc<dyn Tool>) -> Self {
+        let schema = tool.schema();
+        match self.tools.iter_mut().find(|(known, _)| known.name == schema.name) {
+            Some(place) => *place = (schema, tool),
+            None => self.tools.push((schema, tool)),
+        }
+        self
+    }
+
+    /// Returns the names in order.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.tools.iter().map(|(schema, _)| schema.name.as_str())
+    }
+
+    /// Returns what the model is told, in the `OpenAI` form.
+    pub fn schemas(&self) -> Vec<Value> {
+        self.tools.iter().map(|(schema, _)| schema.to_openai()).collect()
+    }
+
+    /// Runs one call. An unknown tool or wrong arguments are results that say so.
+    ///
+    /// # Errors
+    /// Only when the sandbox or its channel is at fault.
+    ///
+    /// # Cancel safety
+    /// As [`Tool::call`].
+    pub async fn call(
+        &self,
+        context: &ToolContext<'_>,
+        name: &str,
+        arguments: &Map<String, Value>,
+    ) -> Result<ToolResult, ToolError> {
+        let Some((schema, tool)) = self.tools.iter().find(|(schema, _)| schema.name == name) else {
+            let known: Vec<String> = self.names().map(|name| format!("`{name}`")).collect();
+            return Ok(ToolResult::error(format!("There is no tool `{name}`. The tools are: {}.", known.join(", "))));
+        };
+        match schema.check(arguments) {
+            Ok(()) => tool.call(context, arguments).await,
+            Err(fault) => Ok(ToolResult::error(fault)),
+        }
+    }
+}

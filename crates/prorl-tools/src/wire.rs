@@ -1,0 +1,388 @@
+//! What guest and host say to each other after the hello: plain types for [`prorl_core::frame`].
+//!
+//! Many requests are in flight at once, told apart by `id`. Each ends with exactly one [`GuestFrame::Done`], also when it was
+//! cancelled or its limit passed. Lengths and times are counted by the guest, so that they hold when the host is slow.
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Visitor};
+
+/// A frame from the host.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum HostFrame {
+    /// Asks for something.
+    Request(Request),
+    /// Ends a request early; its `Done` still comes.
+    Cancel {
+        /// The request.
+        id: u64,
+    },
+    /// Ends everything that was started, then the guest itself.
+    Shutdown,
+}
+
+/// One request.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Request {
+    /// Chosen by the host; never used twice on one channel.
+    pub id: u64,
+    /// How long the work may take, in milliseconds. Ending it may take a few seconds more.
+    pub timeout_ms: u64,
+    /// The work.
+    pub op: Op,
+}
+
+/// What the guest can be asked for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Op {
+    /// Runs a program with pipes, without a shell.
+    Exec(Exec),
+    /// Runs a command in a bash session, or types into the one that runs there.
+    Bash(Bash),
+    /// Runs a cell in a Python session.
+    Ipython(Ipython),
+    /// Writes a file, or a piece of one.
+    WriteFile(WriteFile),
+    /// Reads a file from its beginning.
+    ReadFile(ReadFile),
+}
+
+/// A program to run.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Exec {
+    /// Program and arguments; a program without a slash is looked up along PATH.
+    pub argv: Vec<String>,
+    /// Variables set over the sandbox's own.
+    pub env: Vec<(String, String)>,
+    /// Folder to run in; the sandbox's own when absent.
+    pub cwd: Option<String>,
+    /// What the program reads.
+    pub stdin: Bytes,
+    /// Bytes kept of each of the two outputs.
+    pub output_limit: u64,
+}
+
+/// A bash command.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Bash {
+    /// Names the shell; one is started when the name is new.
+    pub session: String,
+    /// The command, or what to type.
+    pub command: String,
+    /// Whether `command` is typed into the command that runs: a line of text, `C-c` or `C-d`; empty only waits.
+    pub is_input: bool,
+    /// Returns after this many milliseconds without output, leaving the command running; 0 for never.
+    pub silence_ms: u64,
+}
+
+/// A Python cell.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Ipython {
+    /// Names the interpreter; one is started when the name is new.
+    pub session: String,
+    /// The cell.
+    pub code: String,
+}
+
+/// A piece of a file to write.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WriteFile {
+    /// Path; its folders are made.
+    pub path: String,
+    /// The piece.
+    pub bytes: Bytes,
+    /// Permission bits of a file that is made.
+    pub mode: u32,
+    /// Appends instead of replacing.
+    pub append: bool,
+}
+
+/// A file to read.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReadFile {
+    /// Path.
+    pub path: String,
+    /// Bytes sent at most.
+    pub limit: u64,
+}
+
+/// A frame from the guest.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum GuestFrame {
+    /// Bytes that a request produced, in order per stream.
+    Output {
+        /// The request.
+        id: u64,
+        /// Where they come from.
+        stream: Stream,
+        /// The bytes.
+        bytes: Bytes,
+    },
+    /// The end of a request.
+    Done {
+        /// The request.
+        id: u64,
+        /// What came of it.
+        answer: Answer,
+    },
+    /// The guest cannot go on and ends.
+    Fatal {
+        /// Why.
+        message: String,
+    },
+}
+
+/// Which output bytes come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Stream {
+    /// Standard output, or the content of a file.
+    Stdout,
+    /// Standard error.
+    Stderr,
+}
+
+/// What came of a request.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Answer {
+    /// Of [`Op::Exec`].
+    Exec(ExecAnswer),
+    /// Of [`Op::Bash`].
+    Bash(BashAnswer),
+    /// Of [`Op::Ipython`].
+    Ipython(IpythonAnswer),
+    /// Of [`Op::WriteFile`].
+    Written,
+    /// Of [`Op::ReadFile`].
+    Read {
+        /// Size of the file, which may be more than was sent.
+        total: u64,
+    },
+    /// It could not be done, in words that fit a tool result.
+    Failed {
+        /// Why.
+        message: String,
+    },
+}
+
+/// How a process ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ExitStatus {
+    /// By itself, with this code.
+    Code(i32),
+    /// By this signal.
+    Signal(i32),
+}
+
+impl ExitStatus {
+    /// Returns the code as a shell would say it: 128 and the signal's number for a signal.
+    pub fn code(self) -> i32 {
+        match self {
+            Self::Code(code) => code,
+            Self::Signal(signal) => 128 + signal,
+        }
+    }
+}
+
+/// How an [`Exec`] ended. The first bytes of each output came as [`GuestFrame::Output`]; the last ones are here.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ExecAnswer {
+    /// How the program ended.
+    pub status: ExitStatus,
+    /// Whether its limit passed, so that it and all that it started was killed.
+    pub timed_out: bool,
+    /// Last bytes of standard output after those that were sent.
+    pub stdout: Rest,
+    /// Last bytes of standard error after those that were sent.
+    pub stderr: Rest,
+}
+
+/// The end of an output whose beginning was streamed.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Rest {
+    /// The last bytes.
+    pub tail: Bytes,
+    /// Bytes produced in all.
+    pub total: u64,
+}
+
+/// What a bash command did.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BashAnswer {
+    /// What it printed since the last answer of this session.
+    pub output: Captured,
+    /// How it ended, or that it did not.
+    pub end: BashEnd,
+    /// Why the shell that ran before is gone; a new one stands in its place, in the same folder, with a fresh environment.
+    pub restarted: Option<String>,
+    /// The shell's folder.
+    pub cwd: Option<String>,
+}
+
+/// How a bash command ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum BashEnd {
+    /// With this exit code.
+    Exited(i32),
+    /// Not: it still runs and has been silent for this many milliseconds.
+    Running {
+        /// Milliseconds without output.
+        silent_ms: u64,
+        /// Whether the terminal waits to be read from.
+        wants_input: bool,
+    },
+    /// The limit passed, and it was interrupted.
+    LimitPassed {
+        /// The limit in milliseconds.
+        limit_ms: u64,
+        /// What it took to end it.
+        by: Interrupt,
+    },
+    /// It was cancelled by the host, and interrupted.
+    Cancelled,
+    /// It was not run, in words that fit a tool result.
+    Refused(String),
+}
+
+/// What it took to end work whose limit had passed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Interrupt {
+    /// An interrupt signal.
+    Signal,
+    /// Killing the processes that the command had started.
+    Kill,
+    /// Killing the shell or interpreter itself.
+    Restart,
+}
+
+/// What a Python cell did.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct IpythonAnswer {
+    /// What it printed: standard output, standard error, the last expression's value and tracebacks, in order.
+    pub output: Captured,
+    /// How it ended.
+    pub end: CellEnd,
+    /// Why the interpreter that ran before is gone; the next cell finds a new one.
+    pub restarted: Option<String>,
+}
+
+/// How a Python cell ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum CellEnd {
+    /// To its end.
+    Ok,
+    /// By an exception, which is in the output.
+    Raised,
+    /// The limit passed, and it was interrupted.
+    LimitPassed {
+        /// The limit in milliseconds.
+        limit_ms: u64,
+        /// What it took to end it.
+        by: Interrupt,
+    },
+    /// With the interpreter's own end.
+    Died,
+    /// It was cancelled by the host, and interrupted.
+    Cancelled,
+    /// It was not run, in words that fit a tool result.
+    Refused(String),
+}
+
+/// An output of which the beginning and the end are kept.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Captured {
+    /// The first bytes.
+    pub head: Bytes,
+    /// The last bytes, empty when `head` is all.
+    pub tail: Bytes,
+    /// Bytes produced in all.
+    pub total: u64,
+}
+
+impl Captured {
+    /// Returns how many bytes between beginning and end are missing.
+    pub fn omitted(&self) -> u64 {
+        self.total.saturating_sub((self.head.0.len() + self.tail.0.len()) as u64)
+    }
+
+    /// Returns what is kept, with the missing middle left out without a word.
+    pub fn bytes(&self) -> Vec<u8> {
+        [self.head.0.as_slice(), &self.tail.0].concat()
+    }
+
+    /// Returns it as text; bytes that are not UTF-8 become U+FFFD, and a line tells how many bytes are missing, if any.
+    pub fn text(&self) -> String {
+        match self.omitted() {
+            0 => String::from_utf8_lossy(&self.bytes()).into_owned(),
+            omitted => format!(
+                "{}\n[... {omitted} of {} bytes left out ...]\n{}",
+                String::from_utf8_lossy(&self.head.0),
+                self.total,
+                String::from_utf8_lossy(&self.tail.0)
+            ),
+        }
+    }
+}
+
+/// Bytes that travel as one run and not as a list of numbers.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct Bytes(pub Vec<u8>);
+
+impl std::fmt::Debug for Bytes {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "b\"{}\"", self.0.escape_ascii())
+    }
+}
+
+impl From<Vec<u8>> for Bytes {
+    fn from(bytes: Vec<u8>) -> Self {
+        Self(bytes)
+    }
+}
+
+impl Serialize for Bytes {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_bytes(&self.0)
+    }
+}
+
+impl<'de> Deserialize<'de> for Bytes {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Run;
+        impl Visitor<'_> for Run {
+            type Value = Bytes;
+
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("bytes")
+            }
+
+            fn visit_bytes<E>(self, bytes: &[u8]) -> Result<Bytes, E> {
+                Ok(Bytes(bytes.to_vec()))
+            }
+
+            fn visit_byte_buf<E>(self, bytes: Vec<u8>) -> Result<Bytes, E> {
+                Ok(Bytes(bytes))
+            }
+        }
+        deserializer.deserialize_byte_buf(Run)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use prorl_core::frame;
+
+    #[test]
+    fn frames_come_back_as_they_were() {
+        let sent = GuestFrame::Output { id: 7, stream: Stream::Stderr, bytes: Bytes((0..=255).collect()) };
+        let bytes = frame::encode(&sent).unwrap();
+        assert_eq!(frame::decode::<GuestFrame>(&bytes[frame::HEADER_BYTES..]).unwrap(), sent);
+    }
+
+    #[test]
+    fn a_missing_middle_is_counted_and_said() {
+        let whole = Captured { head: Bytes(b"caf\xc3".to_vec()), tail: Bytes(b"\xa9".to_vec()), total: 5 };
+        assert_eq!(whole.text(), "caf\u{e9}");
+        let cut = Captured { total: 105, ..whole };
+        assert_eq!(cut.omitted(), 100);
+        assert_eq!(cut.text(), "caf\u{fffd}\n[... 100 of 105 bytes left out ...]\n\u{fffd}");
+    }
+}

@@ -1,0 +1,179 @@
+//! The Python interpreter as an agent meets it.
+
+use std::{io::Write, time::Duration};
+
+use prorl_tools::wire::{CellEnd, Interrupt};
+
+use crate::guest::{Guest, LONG};
+
+const MS: fn(u64) -> Duration = Duration::from_millis;
+
+/// Returns a guest whose Python has no `IPython`, and the folder that hides it.
+async fn without_ipython() -> (Guest, tempfile::TempDir) {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("IPython.py"), "raise ImportError").unwrap();
+    let guest = Guest::bare(&[("PYTHONPATH", folder.path().to_str().unwrap())]);
+    assert_eq!(guest.cell("'get_ipython' in globals()").await, "False\n");
+    (guest, folder)
+}
+
+/// Returns a guest whose Python has `IPython`, if this machine has it.
+async fn with_ipython() -> Option<Guest> {
+    let guest = Guest::bare(&[]);
+    if guest.cell("'get_ipython' in globals()").await == "True\n" {
+        return Some(guest);
+    }
+    let _said = writeln!(std::io::stderr(), "skipped: python3 has no IPython here");
+    None
+}
+
+#[tokio::test]
+async fn values_output_and_state() {
+    values(&Guest::start().await).await;
+}
+
+#[tokio::test]
+async fn values_output_and_state_with_and_without_ipython() {
+    values(&without_ipython().await.0).await;
+    if let Some(guest) = with_ipython().await {
+        values(&guest).await;
+        assert_eq!(guest.cell("!echo shell").await, "shell\n");
+        assert_eq!(guest.cell("import asyncio; await asyncio.sleep(0, 'slept')").await, "'slept'\n");
+    }
+}
+
+async fn values(guest: &Guest) {
+    for (code, text) in [
+        ("1 + 1", "2\n"),
+        ("x = 20\nx * 2", "40\n"),
+        ("x + 1", "21\n"),
+        ("None", "[The cell ran without output.]"),
+        ("def f(n):\n    return n * 2\n\nclass C: pass", "[The cell ran without output.]"),
+        ("f(21)", "42\n"),
+        ("print('a'); print('b', end=''); 'c'", "a\nb'c'\n"),
+        ("import sys\nprint('out')\nprint('err', file=sys.stderr)\nprint('out2')", "out\nerr\nout2\n"),
+        (
+            "import subprocess, os\nprint('first')\nsubprocess.run(['echo', 'child'])\nos.write(1, b'raw\\n')\nprint('last')",
+            "first\nchild\nraw\nlast\n",
+        ),
+        ("__name__", "'__main__'\n"),
+        ("import pickle; type(pickle.loads(pickle.dumps(C()))) is C", "True\n"),
+        ("open('/dev/stdin').read()", "''\n"),
+        ("'caf\\u00e9'", "'caf\u{e9}'\n"),
+    ] {
+        assert_eq!(guest.cell(code).await, text, "{code}");
+    }
+}
+
+#[tokio::test]
+async fn tracebacks_show_the_cell_and_no_colour() {
+    tracebacks(&Guest::start().await).await;
+}
+
+#[tokio::test]
+async fn tracebacks_show_the_cell_with_and_without_ipython() {
+    tracebacks(&without_ipython().await.0).await;
+    if let Some(guest) = with_ipython().await {
+        tracebacks(&guest).await;
+    }
+}
+
+async fn tracebacks(guest: &Guest) {
+    let answer = guest.client().ipython("def f():\n    return 1 / 0\n\nf()", LONG).await.unwrap();
+    let text = answer.output.text();
+    assert_eq!(answer.end, CellEnd::Raised);
+    assert!(text.contains("return 1 / 0") && text.contains("ZeroDivisionError: division by zero"), "{text}");
+    assert!(!text.contains('\u{1b}') && !text.contains("_prorl"), "{text}");
+    let text = guest.cell("if x").await;
+    assert!(text.contains("SyntaxError"), "{text}");
+    let text = guest.cell("raise KeyboardInterrupt").await;
+    assert!(text.contains("KeyboardInterrupt"), "{text}");
+    assert_eq!(guest.cell("'still here'").await, "'still here'\n");
+}
+
+#[tokio::test]
+async fn nothing_asks_a_person() {
+    questions(&Guest::start().await).await;
+}
+
+#[tokio::test]
+async fn nothing_asks_a_person_with_and_without_ipython() {
+    questions(&without_ipython().await.0).await;
+    if let Some(guest) = with_ipython().await {
+        questions(&guest).await;
+    }
+}
+
+async fn questions(guest: &Guest) {
+    let text = guest.cell("name = input('name? ')").await;
+    assert!(text.contains("RuntimeError") && text.contains("input() does not work here"), "{text}");
+    assert_eq!(guest.cell("y = 1\nimport sys\nsys.exit(3)").await, "SystemExit: 3 (the interpreter goes on)\n");
+    assert_eq!(guest.cell("exit()").await, "SystemExit:  (the interpreter goes on)\n");
+    assert_eq!(guest.cell("y").await, "1\n");
+}
+
+#[tokio::test]
+async fn the_limit_interrupts_and_keeps_the_state() {
+    limits(&Guest::start().await).await;
+    if let Some(guest) = with_ipython().await {
+        limits(&guest).await;
+    }
+}
+
+async fn limits(guest: &Guest) {
+    guest.cell("kept = 7\nimport signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)").await;
+    for code in [
+        "print('start')\nwhile True: pass",
+        "print('start')\nimport time; time.sleep(100)",
+        "print('start')\nimport subprocess; subprocess.run(['sleep', '100'])",
+    ] {
+        let answer = guest.client().ipython(code, MS(400)).await.unwrap();
+        assert_eq!(answer.end, CellEnd::LimitPassed { limit_ms: 400, by: Interrupt::Signal }, "{code}");
+        let text = answer.output.text();
+        assert!(
+            text.starts_with("start\n") && text.contains("KeyboardInterrupt") && !text.contains("<string>"),
+            "{text}"
+        );
+        assert_eq!(guest.cell("kept").await, "7\n");
+    }
+    let stubborn = "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nprint('start')\nwhile True: pass";
+    let answer = guest.client().ipython(stubborn, MS(300)).await.unwrap();
+    assert_eq!(answer.end, CellEnd::LimitPassed { limit_ms: 300, by: Interrupt::Restart }, "{answer:?}");
+    assert_eq!(answer.output.text(), "start\n");
+    assert!(answer.restarted.is_some());
+    assert!(guest.cell("kept").await.contains("NameError"));
+}
+
+#[tokio::test]
+async fn a_dead_interpreter_is_said_and_replaced() {
+    let guest = Guest::start().await;
+    for (code, reason) in [
+        ("import os\nprint('last words')\nos._exit(9)", "The interpreter ended with exit code 9."),
+        (
+            "import os, signal\nprint('last words')\nos.kill(os.getpid(), signal.SIGSEGV)",
+            "The interpreter was killed by signal 11.",
+        ),
+    ] {
+        let answer = guest.client().ipython(code, LONG).await.unwrap();
+        assert_eq!((answer.end, answer.restarted.as_deref()), (CellEnd::Died, Some(reason)));
+        assert_eq!(answer.output.text(), "last words\n");
+        assert_eq!(guest.cell("1").await, "1\n");
+    }
+}
+
+#[tokio::test]
+async fn large_output_is_bounded_and_counted() {
+    let guest = Guest::start().await;
+    let answer = guest.client().ipython("print('x' * 1_000_000)", LONG).await.unwrap();
+    assert_eq!((answer.output.total, answer.output.bytes().len()), (1_000_001, 128 * 1024));
+}
+
+#[tokio::test]
+async fn a_fork_in_a_cell_does_not_answer_twice() {
+    let guest = Guest::start().await;
+    assert_eq!(
+        guest.cell("import os\npid = os.fork()\nif pid: os.waitpid(pid, 0)\n'parent' if pid else None").await,
+        "'parent'\n"
+    );
+    assert_eq!(guest.cell("2").await, "2\n");
+}

@@ -1,0 +1,113 @@
+//! Tools by name, as an agent loop calls them.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use prorl_tools::{
+    host::{Tool, ToolContext, ToolError, ToolResult, Toolbox},
+    schema::Schema,
+};
+use serde_json::{Map, Value, json};
+
+use crate::guest::{Guest, LONG};
+
+fn object(value: Value) -> Map<String, Value> {
+    let Value::Object(object) = value else { panic!("an object") };
+    object
+}
+
+#[test]
+fn tools_are_chosen_by_their_own_and_short_names_in_order() {
+    let toolbox = Toolbox::from_names(["finish", "ipython", "think", "bash", "execute_bash"]).unwrap();
+    assert_eq!(toolbox.names().collect::<Vec<_>>(), ["finish", "execute_ipython_cell", "think", "execute_bash"]);
+    assert_eq!(toolbox.schemas()[1]["function"]["name"], "execute_ipython_cell");
+    assert_eq!(
+        Toolbox::from_names(["think", "browser"]).unwrap_err().to_string(),
+        "no tool is named \"browser\"; known: bash, execute_bash, ipython, execute_ipython_cell, think, finish"
+    );
+}
+
+#[tokio::test]
+async fn what_a_model_gets_wrong_is_a_result_that_it_can_act_on() {
+    let guest = Guest::start().await;
+    let toolbox = Toolbox::from_names(["ipython", "think", "finish"]).unwrap();
+    let context = ToolContext { client: guest.client(), limit: LONG, silence: None };
+    let call = async |name: &str, arguments: Value| toolbox.call(&context, name, &object(arguments)).await.unwrap();
+
+    let result = call("python", json!({"code": "1"})).await;
+    assert!(result.is_error);
+    assert_eq!(
+        result.content.text(),
+        "There is no tool `python`. The tools are: `execute_ipython_cell`, `think`, `finish`."
+    );
+    let result = call("think", json!({})).await;
+    assert!(result.is_error && result.content.text().starts_with("Missing argument `thought` of `think`."));
+
+    let result = call("think", json!({"thought": "hm"})).await;
+    assert_eq!(result, ToolResult::text("Your thought has been logged."));
+    let result = call("finish", json!({"message": "42"})).await;
+    assert_eq!((result.finish.as_deref(), result.is_error), (Some("42"), false));
+    let result = call("execute_ipython_cell", json!({"code": "6 * 7"})).await;
+    assert_eq!((result.content.text().as_str(), result.is_error), ("42\n", false));
+}
+
+#[tokio::test]
+async fn a_bash_result_reads_as_models_know_it() {
+    let guest = Guest::start().await;
+    let toolbox = Toolbox::from_names(["bash"]).unwrap();
+    let context =
+        ToolContext { client: guest.client(), limit: LONG, silence: Some(std::time::Duration::from_millis(300)) };
+    let call = async |arguments: Value| toolbox.call(&context, "execute_bash", &object(arguments)).await.unwrap();
+    let text = |result: &ToolResult| result.content.text();
+
+    let result = call(json!({"command": "cd /usr; printf abc"})).await;
+    assert_eq!(text(&result), "abc\n[The command completed with exit code 0.]\n[Current working directory: /usr]");
+    let result = call(json!({"command": "sleep 100"})).await;
+    assert!(text(&result).contains("It is still running.") && !result.is_error, "{result:?}");
+    let result = call(json!({"command": "C-c", "is_input": "true"})).await;
+    assert!(text(&result).starts_with("[The command completed with exit code 130.]"), "{result:?}");
+    let result = call(json!({"command": "echo partial; sleep 100", "timeout": 0.5})).await;
+    assert!(result.is_error);
+    assert_eq!(
+        text(&result),
+        "partial\n[The command timed out after 0.5 seconds. It was interrupted.]\n[Current working directory: /usr]"
+    );
+}
+
+struct Upper;
+
+#[async_trait]
+impl Tool for Upper {
+    fn schema(&self) -> Schema {
+        Schema {
+            name: "upper".to_owned(),
+            description: "Shouts.".to_owned(),
+            parameters: json!({"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}),
+        }
+    }
+
+    async fn call(&self, _context: &ToolContext<'_>, arguments: &Map<String, Value>) -> Result<ToolResult, ToolError> {
+        Ok(ToolResult::text(arguments["text"].as_str().unwrap_or_default().to_uppercase()))
+    }
+}
+
+#[tokio::test]
+async fn another_crate_adds_a_tool() {
+    let guest = Guest::start().await;
+    let toolbox = Toolbox::from_names(["think"]).unwrap().with(Arc::new(Upper));
+    let context = ToolContext { client: guest.client(), limit: LONG, silence: None };
+    let result = toolbox.call(&context, "upper", &object(json!({"text": "hey"}))).await.unwrap();
+    assert_eq!(result, ToolResult::text("HEY"));
+    let result = toolbox.call(&context, "upper", &object(json!({"text": 1}))).await.unwrap();
+    assert!(result.is_error);
+}
+
+#[tokio::test]
+async fn a_dead_sandbox_is_an_error_and_no_result() {
+    let mut guest = Guest::bare(&[]);
+    guest.kill();
+    let toolbox = Toolbox::from_names(["bash"]).unwrap();
+    let context = ToolContext { client: guest.client(), limit: LONG, silence: None };
+    let failed = toolbox.call(&context, "execute_bash", &object(json!({"command": "true"}))).await.unwrap_err();
+    assert!(failed.is_infrastructure(), "{failed}");
+}
