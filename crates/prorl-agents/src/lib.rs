@@ -1,1 +1,13 @@
-//! agents
+#![doc = include_str!("../README.md")]
+
+pub mod agent;
+pub mod environment;
+pub mod math;
+pub mod prompt;
+pub mod sandbox;
+pub mod score;
+
+pub use agent::Agent;
+pub use environment::{CallLimits, Environment, PathPolicy};
+pub use math::Math;
+pub use sandbox::AgentSandbox;

@@ -1,0 +1,85 @@
+//! A started sandbox with the tools inside it.
+
+use std::{any::Any, sync::Arc, time::Duration};
+
+use async_trait::async_trait;
+use prorl_core::{FailureClass, SandboxHandle};
+use prorl_pipeline::{JobContext, Prepared, StageError};
+use prorl_sandbox::Sandbox;
+use prorl_tools::host::ToolClient;
+
+use crate::Environment;
+
+/// A sandbox and the client of the tools inside it.
+pub struct AgentSandbox {
+    sandbox: Sandbox,
+    tools: ToolClient,
+}
+
+impl AgentSandbox {
+    /// Starts the sandbox that a job asks for.
+    ///
+    /// # Errors
+    /// With the failure class of what went wrong.
+    ///
+    /// # Cancel safety
+    /// Dropping it kills what was started.
+    pub async fn start(env: &Environment, job: &JobContext) -> Result<Arc<Self>, StageError> {
+        let spec = env.sandbox_spec(job)?;
+        let started = env.runtime.start(&spec).await;
+        let mut sandbox = started.map_err(|err| StageError::new(err.failure_class(), &err))?;
+        let channel = sandbox
+            .take_channel()
+            .ok_or_else(|| StageError::text(FailureClass::Internal, "a fresh sandbox has no channel"))?;
+        Ok(Arc::new(Self { sandbox, tools: ToolClient::new(channel) }))
+    }
+
+    /// Returns the sandbox that a handler's own init stage made.
+    ///
+    /// # Errors
+    /// When init made none.
+    pub fn of(prepared: &Prepared) -> Result<&Self, StageError> {
+        prepared
+            .sandbox
+            .as_ref()
+            .and_then(|sandbox| sandbox.as_any().downcast_ref())
+            .ok_or_else(|| StageError::text(FailureClass::Internal, "init made no sandbox"))
+    }
+
+    /// Runs work that needs the sandbox; fails at once when the sandbox dies meanwhile.
+    ///
+    /// # Errors
+    /// That of the work, or of class `sandbox`.
+    ///
+    /// # Cancel safety
+    /// As that of the work.
+    pub async fn while_alive<T>(&self, work: impl Future<Output = Result<T, StageError>>) -> Result<T, StageError> {
+        tokio::select! {
+            biased;
+            output = work => output,
+            () = self.sandbox.wait_dead() => {
+                Err(StageError::text(FailureClass::Sandbox, format!("sandbox {} died", self.sandbox.id())))
+            }
+        }
+    }
+
+    /// Returns the client of the tools inside.
+    pub fn tools(&self) -> &ToolClient {
+        &self.tools
+    }
+}
+
+#[async_trait]
+impl SandboxHandle for AgentSandbox {
+    fn name(&self) -> &str {
+        self.sandbox.id()
+    }
+
+    async fn close(&self, grace: Duration) -> Result<(), String> {
+        self.sandbox.shutdown(grace).await.map_err(|err| err.to_string())
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
