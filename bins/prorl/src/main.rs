@@ -1,2 +1,74 @@
-//! x
-fn main() {}
+//! The one command that people install: flags, configuration, logging, signals, wiring. Nothing is decided here.
+
+mod config;
+mod mock;
+mod output;
+mod quickstart;
+mod remote;
+mod run;
+mod serve;
+mod stop;
+mod verify;
+mod wiring;
+
+use std::process::ExitCode;
+
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+
+/// Rollout-as-a-service for reinforcement learning of multi-turn LLM agents.
+#[derive(Parser)]
+#[command(name = "prorl", version, max_term_width = 110)]
+struct Cli {
+    /// How much to log, such as `info` or `prorl_pipeline=debug`.
+    #[arg(long, global = true, env = "PRORL_LOG", value_name = "FILTER")]
+    log: Option<String>,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Run the rollout service.
+    Serve(Box<serve::Args>),
+    /// Run real rollouts end to end, with nothing but this binary.
+    Quickstart(quickstart::Args),
+    /// Send every task of a file to a server and write the results.
+    Run(run::Args),
+    /// Check every trace of a results file.
+    Verify(verify::Args),
+    /// Serve a scripted policy with a real tokenizer, for tests without a GPU.
+    MockLlm(mock::Args),
+    /// Show what a server is doing.
+    Status(remote::StatusArgs),
+    /// Cancel a job on a server.
+    Cancel(remote::CancelArgs),
+}
+
+fn main() -> ExitCode {
+    let matches = Cli::command().get_matches();
+    let cli = match Cli::from_arg_matches(&matches) {
+        Ok(cli) => cli,
+        Err(err) => err.exit(),
+    };
+    let is_service = matches!(cli.command, Command::Serve(_) | Command::MockLlm(_));
+    output::start_logging(cli.log.as_deref().unwrap_or(if is_service { "warn,prorl=info" } else { "warn" }));
+    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(err) => return output::failure(&anyhow::Error::new(err).context("the async runtime does not start")),
+    };
+    let ended = runtime.block_on(async {
+        let given = matches.subcommand().map(|(_, given)| given);
+        match cli.command {
+            Command::Serve(args) => serve::main(*args, given.expect("serve was given")).await,
+            Command::Quickstart(args) => quickstart::main(args).await,
+            Command::Run(args) => run::main(args).await,
+            Command::Verify(args) => verify::main(&args),
+            Command::MockLlm(args) => mock::main(args).await,
+            Command::Status(args) => remote::status(args).await,
+            Command::Cancel(args) => remote::cancel(args).await,
+        }
+    });
+    // Blocking work that a handler left behind must not keep the process.
+    runtime.shutdown_background();
+    ended.unwrap_or_else(|err| output::failure(&err))
+}

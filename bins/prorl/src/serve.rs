@@ -1,0 +1,267 @@
+//! `prorl serve`.
+
+use std::{path::PathBuf, process::ExitCode, time::Duration};
+
+use anyhow::{Context, bail};
+use clap::ArgMatches;
+use prorl_agents::{CallLimits, PathPolicy};
+use prorl_core::{Secret, request::InputIds};
+use prorl_llm::pool::{BackendSpec, Policy, PoolConfig};
+use prorl_pipeline::{OnDisconnect, PipelineConfig};
+use prorl_sandbox::{NamespaceConfig, SandboxUser};
+use prorl_server::{Listen, ServerConfig};
+
+use crate::{
+    config::Layers,
+    output,
+    stop::Signals,
+    wiring::{self, Parts, Service},
+};
+
+/// Arguments of `prorl serve`. Each may also be set by its `PRORL_*` variable or in the configuration file.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Configuration file (TOML); its keys are the flags' names with underscores.
+    #[arg(long, env = "PRORL_CONFIG", value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Print every value and where it came from, and end.
+    #[arg(long)]
+    print_config: bool,
+    /// Where to listen: `ADDR:PORT` or `unix:PATH`.
+    #[arg(long, env = "PRORL_LISTEN", value_name = "ADDRESS", conflicts_with_all = ["host", "port"])]
+    listen: Option<String>,
+    /// Host to listen on, beside --port.
+    #[arg(long, env = "PRORL_HOST", value_name = "ADDR")]
+    host: Option<String>,
+    /// Port to listen on.
+    #[arg(long, env = "PRORL_PORT")]
+    port: Option<u16>,
+    /// File that holds the bearer token; `PRORL_TOKEN` may hold the token itself.
+    #[arg(long, env = "PRORL_TOKEN_FILE", value_name = "FILE")]
+    token_file: Option<PathBuf>,
+    /// Listen off loopback without a token.
+    #[arg(long, env = "PRORL_INSECURE_NO_AUTH", num_args = 0..=1, default_missing_value = "true")]
+    insecure_no_auth: Option<bool>,
+    /// Take jobs only after POST /start.
+    #[arg(long, env = "PRORL_MANUAL_START", num_args = 0..=1, default_missing_value = "true")]
+    manual_start: Option<bool>,
+    /// Jobs inside init at once [default: 64].
+    #[arg(long, env = "PRORL_MAX_INIT_WORKERS", value_name = "N")]
+    max_init_workers: Option<usize>,
+    /// Jobs inside run at once [default: 64].
+    #[arg(long, env = "PRORL_MAX_RUN_WORKERS", value_name = "N")]
+    max_run_workers: Option<usize>,
+    /// Jobs inside eval at once [default: as run].
+    #[arg(long, env = "PRORL_MAX_EVAL_WORKERS", value_name = "N")]
+    max_eval_workers: Option<usize>,
+    /// Counted time of a job that names none, seconds [default: 300].
+    #[arg(long, env = "PRORL_TIMEOUT", value_name = "SECONDS")]
+    timeout: Option<f64>,
+    /// Let an instance skip its scoring with `"skip_eval": true`.
+    #[arg(long, env = "PRORL_ALLOW_SKIP_EVAL", num_args = 0..=1, default_missing_value = "true")]
+    allow_skip_eval: Option<bool>,
+    /// Jobs that may wait for their first worker [default: 65536].
+    #[arg(long, env = "PRORL_QUEUE_LIMIT", value_name = "N")]
+    queue_limit: Option<usize>,
+    /// What happens to a job whose last waiting client leaves: cancel or keep [default: cancel].
+    #[arg(long, env = "PRORL_ON_DISCONNECT", value_parser = ["cancel", "keep"])]
+    on_disconnect: Option<String>,
+    /// What `input_ids` of an assistant message holds: delta, full or none [default: delta].
+    #[arg(long, env = "PRORL_INPUT_IDS", value_parser = ["delta", "full", "none"])]
+    input_ids: Option<String>,
+    /// Kind of sandbox [default: namespace].
+    #[arg(long, env = "PRORL_RUNTIME", value_parser = ["auto", "namespace"])]
+    runtime: Option<String>,
+    /// Host user and group number that sandboxes are mapped to when started by root [default: those of nobody].
+    #[arg(long, env = "PRORL_SANDBOX_USER", value_name = "UID")]
+    sandbox_user: Option<u32>,
+    /// Tokenizer folder of the policy [default: the built-in small one, which fits mock-llm only].
+    #[arg(long, env = "PRORL_TOKENIZER", value_name = "DIR")]
+    tokenizer: Option<PathBuf>,
+    /// Folder below which requests may name tokenizers and images; may be given again.
+    #[arg(long, env = "PRORL_ALLOW_PATH", value_name = "DIR", value_delimiter = ':')]
+    allow_path: Option<Vec<PathBuf>>,
+    /// Let an instance ask for the host's network.
+    #[arg(long, env = "PRORL_ALLOW_HOST_NETWORK", num_args = 0..=1, default_missing_value = "true")]
+    allow_host_network: Option<bool>,
+    /// LLM server to add at start; may be given again.
+    #[arg(long, env = "PRORL_LLM", value_name = "URL", value_delimiter = ',')]
+    llm: Option<Vec<String>>,
+    /// How jobs choose a backend: active or assigned [default: active].
+    #[arg(long, env = "PRORL_POLICY", value_parser = ["active", "assigned"])]
+    policy: Option<String>,
+    /// How long a job may wait for a backend, seconds; 0 refuses jobs while there is none [default: 3600].
+    #[arg(long, env = "PRORL_WAIT_FOR_LLM", value_name = "SECONDS")]
+    wait_for_llm: Option<f64>,
+    /// One LLM call, seconds; also held to four fifths of its job's time [default: 600].
+    #[arg(long, env = "PRORL_LLM_TIMEOUT", value_name = "SECONDS")]
+    llm_timeout: Option<f64>,
+    /// One tool call, seconds [default: 120].
+    #[arg(long, env = "PRORL_TOOL_TIMEOUT", value_name = "SECONDS")]
+    tool_timeout: Option<f64>,
+    /// One bash call without output, seconds [default: 30].
+    #[arg(long, env = "PRORL_BASH_SILENCE", value_name = "SECONDS")]
+    bash_silence: Option<f64>,
+}
+
+/// What the arguments come to.
+struct Settings {
+    listen: Listen,
+    parts: Parts,
+    manual_start: bool,
+    llm: Vec<String>,
+    report: String,
+}
+
+fn seconds(key: &str, value: f64) -> anyhow::Result<Duration> {
+    Duration::try_from_secs_f64(value)
+        .ok()
+        .filter(|_| value >= 0.0)
+        .with_context(|| format!("{key}: expected seconds, found {value}"))
+}
+
+fn above_zero(key: &str, value: usize) -> anyhow::Result<usize> {
+    if value == 0 {
+        bail!("{key}: expected a number above 0, found 0")
+    }
+    Ok(value)
+}
+
+fn settle(args: Args, given: &ArgMatches) -> anyhow::Result<Settings> {
+    let mut layers = Layers::new(given, args.config.as_deref())?;
+    let listen = layers.optional("listen", args.listen)?;
+    let host = layers.or("host", args.host, "127.0.0.1".to_owned())?;
+    let port = layers.or("port", args.port, 8006)?;
+    let listen = listen.unwrap_or_else(|| {
+        if host.contains(':') && !host.starts_with('[') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
+    });
+    let listen: Listen = listen.parse()?;
+    let token_file = layers.optional("token_file", args.token_file)?;
+    let token = match token_file {
+        Some(path) => {
+            let text = std::fs::read_to_string(&path)
+                .with_context(|| format!("failed to read the token file {}", path.display()))?;
+            Some(text.trim().to_owned())
+        }
+        None => std::env::var("PRORL_TOKEN").ok(),
+    };
+    if token.as_ref().is_some_and(String::is_empty) {
+        bail!("the bearer token is empty");
+    }
+    let insecure_no_auth = layers.or("insecure_no_auth", args.insecure_no_auth, false)?;
+    let manual_start = layers.or("manual_start", args.manual_start, false)?;
+
+    let run_workers = layers.or("max_run_workers", args.max_run_workers, 64)?;
+    let timeout = layers.or("timeout", args.timeout, 300.0)?;
+    let default_timeout = seconds("timeout", timeout)?;
+    if default_timeout.is_zero() {
+        bail!("timeout: expected seconds above 0, found 0");
+    }
+    let pipeline = PipelineConfig {
+        init_workers: above_zero("max_init_workers", layers.or("max_init_workers", args.max_init_workers, 64)?)?,
+        run_workers: above_zero("max_run_workers", run_workers)?,
+        eval_workers: above_zero(
+            "max_eval_workers",
+            layers.or("max_eval_workers", args.max_eval_workers, run_workers)?,
+        )?,
+        queue_limit: above_zero("queue_limit", layers.or("queue_limit", args.queue_limit, 65_536)?)?,
+        default_timeout,
+        on_disconnect: match layers.or("on_disconnect", args.on_disconnect, "cancel".to_owned())?.as_str() {
+            "cancel" => OnDisconnect::Cancel,
+            "keep" => OnDisconnect::Keep,
+            other => bail!("on_disconnect: expected cancel or keep, found {other}"),
+        },
+        allow_skip_eval: layers.or("allow_skip_eval", args.allow_skip_eval, false)?,
+        ..PipelineConfig::default()
+    };
+    let default_input_ids = match layers.or("input_ids", args.input_ids, "delta".to_owned())?.as_str() {
+        "delta" => InputIds::Delta,
+        "full" => InputIds::Full,
+        "none" => InputIds::None,
+        other => bail!("input_ids: expected delta, full or none, found {other}"),
+    };
+    let runtime = layers.or("runtime", args.runtime, "namespace".to_owned())?;
+    if !matches!(runtime.as_str(), "auto" | "namespace") {
+        bail!("runtime: expected auto or namespace, found {runtime}");
+    }
+    let sandbox_user = layers.optional("sandbox_user", args.sandbox_user)?;
+    let tokenizer = layers.optional("tokenizer", args.tokenizer)?;
+    let allow_path = layers.or("allow_path", args.allow_path, Vec::new())?;
+    let allow_host_network = layers.or("allow_host_network", args.allow_host_network, false)?;
+    let llm = layers.or("llm", args.llm, Vec::new())?;
+    let policy = match layers.or("policy", args.policy, "active".to_owned())?.as_str() {
+        "active" => Policy::Active,
+        "assigned" => Policy::Assigned,
+        other => bail!("policy: expected active or assigned, found {other}"),
+    };
+    let wait_for_llm = seconds("wait_for_llm", layers.or("wait_for_llm", args.wait_for_llm, 3600.0)?)?;
+    let limits = CallLimits {
+        llm_call: seconds("llm_timeout", layers.or("llm_timeout", args.llm_timeout, 600.0)?)?,
+        tool_total: seconds("tool_timeout", layers.or("tool_timeout", args.tool_timeout, 120.0)?)?,
+        bash_silence: seconds("bash_silence", layers.or("bash_silence", args.bash_silence, 30.0)?)?,
+        backend_wait: wait_for_llm,
+        ..CallLimits::default()
+    };
+    let report = layers.finish()?;
+
+    if allow_host_network && token.is_none() && !listen.is_unix() {
+        bail!("allow_host_network needs a token or a unix listener: code in such a sandbox could call this API");
+    }
+    let trusted = listen.is_unix() || listen.is_loopback();
+    let paths = if allow_path.is_empty() && trusted { PathPolicy::Any } else { PathPolicy::Below(allow_path) };
+    let server = ServerConfig {
+        token: token.map(Secret::new),
+        insecure_no_auth,
+        wait_for_llm: Some(wait_for_llm),
+        default_input_ids,
+        ..ServerConfig::default()
+    };
+    let parts = Parts {
+        pipeline,
+        pool: PoolConfig { policy, ..PoolConfig::default() },
+        server,
+        sandbox: NamespaceConfig { sandbox_user: sandbox_user.map(|uid| SandboxUser { uid, gid: uid }) },
+        tokenizer: wiring::tokenizer(tokenizer.as_deref())?,
+        limits,
+        paths,
+        allow_host_network,
+    };
+    if tokenizer.is_none() {
+        tracing::warn!("no tokenizer is given: the built-in one fits mock-llm only");
+    }
+    Ok(Settings { listen, parts, manual_start, llm, report })
+}
+
+pub(crate) async fn main(args: Args, given: &ArgMatches) -> anyhow::Result<ExitCode> {
+    let print_only = args.print_config;
+    let settings = match settle(args, given) {
+        Ok(settings) => settings,
+        Err(err) => return Ok(output::usage(format_args!("{err:#}"))),
+    };
+    if print_only {
+        output::say(settings.report);
+        return Ok(ExitCode::SUCCESS);
+    }
+    let mut signals = Signals::take()?;
+    let mut service = Service::start(settings.listen, settings.parts).await?;
+    for address in settings.llm {
+        let added = service.pool.add(BackendSpec::new(address.as_str())).await;
+        added.with_context(|| format!("LLM server {address} cannot be used"))?;
+    }
+    if !settings.manual_start {
+        service.pipeline.start();
+    }
+    output::say(format_args!("prorl serve listening on {}", service.address));
+    tokio::select! {
+        signal = signals.next() => tracing::info!(signal, "stopping"),
+        error = service.broken() => {
+            service.stop().await?;
+            return Err(error);
+        }
+    }
+    tokio::select! {
+        stopped = service.stop() => stopped.map(|()| ExitCode::SUCCESS),
+        // Asked twice: the process goes at once, and each sandbox ends with its channel.
+        _ = signals.next() => Ok(ExitCode::FAILURE),
+    }
+}

@@ -1,0 +1,102 @@
+//! Puts the crates together: one service of pool, sandboxes, handlers, pipeline and HTTP.
+
+use std::{path::Path, sync::Arc};
+
+use anyhow::Context;
+use prorl_agents::{CallLimits, Environment, Math, PathPolicy};
+use prorl_guest::Guest;
+use prorl_llm::{
+    pool::{Pool, PoolConfig},
+    tokenizer::ChatTokenizer,
+};
+use prorl_pipeline::{Pipeline, PipelineConfig, Registry};
+use prorl_sandbox::{NamespaceConfig, NamespaceRuntime};
+use prorl_server::{Listen, Server, ServerConfig};
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+/// Everything that a service is made of.
+pub(crate) struct Parts {
+    pub(crate) pipeline: PipelineConfig,
+    pub(crate) pool: PoolConfig,
+    pub(crate) server: ServerConfig,
+    pub(crate) sandbox: NamespaceConfig,
+    pub(crate) tokenizer: ChatTokenizer,
+    pub(crate) limits: CallLimits,
+    pub(crate) paths: PathPolicy,
+    pub(crate) allow_host_network: bool,
+}
+
+/// A running service and the tasks that it owns.
+pub(crate) struct Service {
+    pub(crate) pipeline: Pipeline,
+    pub(crate) pool: Pool,
+    pub(crate) address: String,
+    stop: CancellationToken,
+    tasks: JoinSet<anyhow::Result<()>>,
+    _guest: Guest,
+}
+
+/// Loads a tokenizer folder, or the built-in one.
+pub(crate) fn tokenizer(folder: Option<&Path>) -> anyhow::Result<ChatTokenizer> {
+    match folder {
+        None => Ok(ChatTokenizer::builtin()),
+        Some(folder) => {
+            ChatTokenizer::load(folder).with_context(|| format!("tokenizer {} does not load", folder.display()))
+        }
+    }
+}
+
+impl Service {
+    /// Builds the service and starts listening; jobs are taken after [`Pipeline::start`].
+    pub(crate) async fn start(listen: Listen, parts: Parts) -> anyhow::Result<Self> {
+        let guest = Guest::install().context("the guest program cannot be made executable")?;
+        let runtime = Arc::new(NamespaceRuntime::new(parts.sandbox));
+        let pool = Pool::new(parts.pool);
+        let env = Environment {
+            paths: parts.paths,
+            allow_host_network: parts.allow_host_network,
+            limits: parts.limits,
+            ..Environment::new(runtime, guest.path(), pool.clone(), parts.tokenizer)
+        };
+        let env = Arc::new(env);
+        let mut registry = Registry::default();
+        registry.register(Math::new(Arc::clone(&env)))?;
+        let pipeline = Pipeline::new(parts.pipeline, registry);
+
+        let server = Server::bind(listen, parts.server, pipeline.clone(), pool.clone()).await?;
+        let address = server.address();
+        let stop = CancellationToken::new();
+        let mut tasks = JoinSet::new();
+        let probing = pool.clone();
+        let until = stop.child_token();
+        tasks.spawn(async move {
+            probing.run(until).await;
+            Ok(())
+        });
+        let until = stop.child_token();
+        tasks.spawn(async move { server.serve(until).await.context("the server broke") });
+        Ok(Self { pipeline, pool, address, stop, tasks, _guest: guest })
+    }
+
+    /// Waits until one of the service's tasks ends by itself, which only a failure makes it do.
+    pub(crate) async fn broken(&mut self) -> anyhow::Error {
+        match self.tasks.join_next().await {
+            Some(Ok(Err(error))) => error,
+            Some(Err(join)) => anyhow::Error::new(join).context("a task of the service broke"),
+            Some(Ok(Ok(()))) | None => anyhow::anyhow!("a task of the service ended early"),
+        }
+    }
+
+    /// Ends every job, proves every sandbox gone, closes every connection.
+    pub(crate) async fn stop(mut self) -> anyhow::Result<()> {
+        // The server first, so that nobody can start the pipeline again behind our back.
+        self.stop.cancel();
+        let mut ended = Ok(());
+        while let Some(task) = self.tasks.join_next().await {
+            ended = ended.and(task.context("a task of the service broke").and_then(|ended| ended));
+        }
+        self.pipeline.close().await;
+        ended
+    }
+}
