@@ -14,6 +14,10 @@ mod wiring;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+
+/// Open files that a few hundred jobs at once need.
+const MANY_FILES: u64 = 4096;
 
 /// Rollout-as-a-service for reinforcement learning of multi-turn LLM agents.
 #[derive(Parser)]
@@ -44,6 +48,19 @@ enum Command {
     Cancel(remote::CancelArgs),
 }
 
+/// Raises the soft limit of open files to the hard one: a sandbox holds about five, a waiting client one.
+fn raise_open_files() {
+    let raised = getrlimit(Resource::RLIMIT_NOFILE)
+        .and_then(|(_, hard)| setrlimit(Resource::RLIMIT_NOFILE, hard, hard).map(|()| hard));
+    match raised {
+        Ok(limit) if limit < MANY_FILES => {
+            tracing::warn!(limit, "few open files are allowed here (ulimit -Hn): many jobs at once will fail");
+        }
+        Ok(_) => {}
+        Err(error) => tracing::warn!(%error, "the limit of open files cannot be raised"),
+    }
+}
+
 fn main() -> ExitCode {
     let matches = Cli::command().get_matches();
     let cli = match Cli::from_arg_matches(&matches) {
@@ -52,6 +69,7 @@ fn main() -> ExitCode {
     };
     let is_service = matches!(cli.command, Command::Serve(_) | Command::MockLlm(_));
     output::start_logging(cli.log.as_deref().unwrap_or(if is_service { "warn,prorl=info" } else { "warn" }));
+    raise_open_files();
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(err) => return output::failure(&anyhow::Error::new(err).context("the async runtime does not start")),

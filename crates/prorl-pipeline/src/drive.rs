@@ -12,8 +12,9 @@ use tokio::{task::JoinSet, time::Instant};
 use tracing::Instrument;
 
 use crate::{
-    AgentHandler, Evaluation, JobContext, JobState, PausableTimer, Permit, Prepared, RunOutput, StageError, job::Job,
-    pipeline::Inner,
+    AgentHandler, Evaluation, JobContext, JobState, PausableTimer, Permit, Prepared, RunOutput, StageError,
+    job::Job,
+    pipeline::{InitPlaces, Inner},
 };
 
 /// How long a callback that was told to end may take to reach its next await.
@@ -60,11 +61,11 @@ impl Clock {
     }
 }
 
-pub(crate) async fn drive(inner: Arc<Inner>, job: Arc<Job>, first: Option<Permit>) {
+pub(crate) async fn drive(inner: Arc<Inner>, job: Arc<Job>, first: Option<InitPlaces>) {
     let timer = Arc::new(PausableTimer::new(job.timeout));
     let retries = Arc::new(AtomicU32::new(job.request.retries));
     let mut clock = Clock::default();
-    let mut permit = first;
+    let mut places = first;
     let mut number = job.first_attempt;
     let (context, attempt) = loop {
         let context = Arc::new(JobContext::new(
@@ -76,7 +77,7 @@ pub(crate) async fn drive(inner: Arc<Inner>, job: Arc<Job>, first: Option<Permit
             Arc::clone(&retries),
         ));
         let began = timer.used();
-        let attempt = attempt(&inner, &context, permit.take(), &mut clock).await;
+        let attempt = attempt(&inner, &context, places.take(), &mut clock).await;
         // One that used most of the job's time cannot be repeated in what is left; its class says more than a timeout.
         let can_repeat = timer.deadline().remaining(timer.used()) > timer.used().saturating_sub(began);
         match &attempt.cause {
@@ -95,7 +96,7 @@ pub(crate) async fn drive(inner: Arc<Inner>, job: Arc<Job>, first: Option<Permit
     inner.ended(&job, result);
 }
 
-async fn attempt(inner: &Inner, context: &Arc<JobContext>, first: Option<Permit>, clock: &mut Clock) -> Attempt {
+async fn attempt(inner: &Inner, context: &Arc<JobContext>, first: Option<InitPlaces>, clock: &mut Clock) -> Attempt {
     let mut attempt = Attempt { cause: Cause::Done, prepared: None, run: None, ran: false, evaluation: None };
     attempt.cause = match stages(inner, context, first, clock, &mut attempt).await {
         Ok(()) => Cause::Done,
@@ -111,17 +112,20 @@ async fn attempt(inner: &Inner, context: &Arc<JobContext>, first: Option<Permit>
 async fn stages(
     inner: &Inner,
     context: &Arc<JobContext>,
-    first: Option<Permit>,
+    first: Option<InitPlaces>,
     clock: &mut Clock,
     attempt: &mut Attempt,
 ) -> Result<(), Cause> {
     let handler = &context.job().handler;
 
-    let permit = match first {
-        Some(permit) => permit,
-        None => place(context, Stage::Init).await?,
+    let places = if let Some(places) = first {
+        places
+    } else {
+        let priority = context.request().priority;
+        place(context, Stage::Init, InitPlaces::acquire(&inner.pools, priority)).await?
     };
-    let made = in_stage(context, Stage::Init, permit, clock, {
+    let ahead = places.ahead;
+    let made = in_stage(context, Stage::Init, places.worker, clock, {
         let (handler, context) = (Arc::clone(handler), Arc::clone(context));
         async move { handler.init(&context).await }
     });
@@ -140,7 +144,8 @@ async fn stages(
 
     before_run(context, handler).await?;
 
-    let permit = place(context, Stage::Run).await?;
+    let permit = place(context, Stage::Run, worker(context, Stage::Run)).await?;
+    drop(ahead);
     let run = in_stage(context, Stage::Run, permit, clock, {
         let (handler, context, prepared) = (Arc::clone(handler), Arc::clone(context), Arc::clone(&prepared));
         async move { handler.run(&context, &prepared).await }
@@ -154,7 +159,7 @@ async fn stages(
         return Ok(());
     }
     loop {
-        let permit = place(context, Stage::Eval).await?;
+        let permit = place(context, Stage::Eval, worker(context, Stage::Eval)).await?;
         let scored = in_stage(context, Stage::Eval, permit, clock, {
             let (handler, context) = (Arc::clone(handler), Arc::clone(context));
             let (prepared, run) = (Arc::clone(&prepared), Arc::clone(&run));
@@ -179,14 +184,18 @@ async fn stages(
     }
 }
 
-/// Waits for a worker of the stage.
-async fn place(context: &JobContext, stage: Stage) -> Result<Permit, Cause> {
+/// Waits for a place before the stage, in its queue.
+async fn place<T>(context: &JobContext, stage: Stage, place: impl Future<Output = T>) -> Result<T, Cause> {
     context.job().enter(JobState::Queued(stage), None);
     tokio::select! {
         biased;
         () = context.stop().cancelled() => Err(Cause::Cancelled(stage)),
-        permit = context.pool(stage).acquire(context.request().priority) => Ok(permit),
+        place = place => Ok(place),
     }
+}
+
+async fn worker(context: &JobContext, stage: Stage) -> Permit {
+    context.pool(stage).acquire(context.request().priority).await
 }
 
 async fn before_run(context: &Arc<JobContext>, handler: &Arc<dyn AgentHandler>) -> Result<(), Cause> {

@@ -20,8 +20,8 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tracing::Instrument;
 
 use crate::{
-    AgentHandler, InMemoryResults, InProcessQueue, JobHandle, JobQueue, JobState, Lookup, Registry, ResultStore,
-    StagePool, Ticket, drive,
+    AgentHandler, InMemoryResults, InProcessQueue, JobHandle, JobQueue, JobState, Lookup, Permit, Registry,
+    ResultStore, StagePool, Ticket, drive,
     job::{CancelReason, Job},
 };
 
@@ -133,20 +133,50 @@ pub struct StopReport {
     pub sandboxes_killed: usize,
 }
 
-/// The three pools.
+/// The three pools, and how far init may run ahead of run.
 pub(crate) struct Pools {
     init: StagePool,
     run: StagePool,
     eval: StagePool,
+    /// Places for jobs from the start of init until run takes them. A prepared job holds a sandbox while it waits, so
+    /// without a bound a long queue before run, or no backend at all, would fill the node with idle sandboxes.
+    ahead: StagePool,
 }
 
 impl Pools {
+    fn new(config: &PipelineConfig) -> Self {
+        Self {
+            init: StagePool::new(config.init_workers),
+            run: StagePool::new(config.run_workers),
+            eval: StagePool::new(config.eval_workers),
+            ahead: StagePool::new(config.init_workers.max(config.run_workers)),
+        }
+    }
+
+    fn resize(&self, stage: Stage, workers: usize) {
+        self.of(stage).resize(workers);
+        self.ahead.resize(self.init.status().workers.max(self.run.status().workers));
+    }
+
     pub(crate) fn of(&self, stage: Stage) -> &StagePool {
         match stage {
             Stage::Init => &self.init,
             Stage::Run => &self.run,
             Stage::Eval => &self.eval,
         }
+    }
+}
+
+/// What a job needs to begin init: room ahead of run, and a worker.
+pub(crate) struct InitPlaces {
+    pub(crate) ahead: Permit,
+    pub(crate) worker: Permit,
+}
+
+impl InitPlaces {
+    pub(crate) async fn acquire(pools: &Pools, priority: i64) -> Self {
+        let ahead = pools.ahead.acquire(priority).await;
+        Self { ahead, worker: pools.init.acquire(priority).await }
     }
 }
 
@@ -225,11 +255,7 @@ impl Pipeline {
         queue: Box<dyn JobQueue>,
         results: Box<dyn ResultStore>,
     ) -> Self {
-        let pools = Pools {
-            init: StagePool::new(config.init_workers),
-            run: StagePool::new(config.run_workers),
-            eval: StagePool::new(config.eval_workers),
-        };
+        let pools = Pools::new(&config);
         let jobs = Jobs {
             state: ServiceState::Stopped,
             active: HashMap::new(),
@@ -380,7 +406,7 @@ impl Pipeline {
 
     /// Changes the workers of one stage while it runs.
     pub fn resize(&self, stage: Stage, workers: usize) {
-        self.inner.pools.of(stage).resize(workers);
+        self.inner.pools.resize(stage, workers);
     }
 
     /// Returns job counts since the pipeline was made.
@@ -539,9 +565,9 @@ impl Inner {
         }
     }
 
-    fn spawn_job(self: &Arc<Self>, job: Arc<Job>, permit: Option<crate::Permit>) {
+    fn spawn_job(self: &Arc<Self>, job: Arc<Job>, places: Option<InitPlaces>) {
         let span = tracing::info_span!("job", job = %job.id, handler = %job.data_source);
-        self.tasks.spawn(drive::drive(Arc::clone(self), job, permit).instrument(span));
+        self.tasks.spawn(drive::drive(Arc::clone(self), job, places).instrument(span));
     }
 
     /// Records the one ending of a job and hands its result to those who wait.
@@ -576,17 +602,18 @@ async fn dispatch(inner: Arc<Inner>) {
     loop {
         let next = async {
             inner.queue.ready().await;
-            inner.pools.init.acquire(i64::MIN).await
+            // After those that try again: they were accepted first.
+            InitPlaces::acquire(&inner.pools, i64::MIN).await
         };
-        let permit = tokio::select! {
+        let places = tokio::select! {
             biased;
             () = inner.root.cancelled() => return,
-            permit = next => permit,
+            places = next => places,
         };
         if let Some(ticket) = inner.queue.pop() {
             let job = inner.jobs.lock().active.get(&ticket.job_id).cloned();
             if let Some(job) = job {
-                inner.spawn_job(job, Some(permit));
+                inner.spawn_job(job, Some(places));
             }
         }
     }

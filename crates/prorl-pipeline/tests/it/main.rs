@@ -324,6 +324,26 @@ async fn two_hundred_jobs_share_few_workers_and_each_ends_once() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn prepared_jobs_do_not_pile_up_before_run() {
+    let (pipeline, probe) = pipeline(PipelineConfig { init_workers: 2, run_workers: 1, ..small() });
+    let jobs: Vec<_> = (0..50)
+        .map(|n| pipeline.submit(request(&json!({"at": "run", "do": "gate", "reward": 1.0, "n": n}))).unwrap())
+        .collect();
+    probe.reached(Stage::Run).await;
+    // Everything that can go on by itself does so before paused time moves.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(probe.alive(), 3, "one in run and two ahead of it");
+    pipeline.resize(Stage::Run, 4);
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(probe.alive(), 8, "four in run and four ahead of it");
+    probe.open_gate();
+    for job in &jobs {
+        assert_eq!(job.result().await.reward, Some(1.0));
+    }
+    assert_eq!(probe.alive(), 0);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_sandbox_that_will_not_go_is_said() {
     let (pipeline, _) = pipeline(small());
     let result = pipeline.submit(request(&json!({"reward": 1.0, "close": "stays"}))).unwrap().result().await;
