@@ -210,9 +210,8 @@ impl JobContext {
         std::mem::take(&mut *self.adopted.lock())
     }
 
-    pub(crate) fn take_progress(&self) -> Option<RunOutput> {
-        let progress = self.progress.lock().take();
-        progress.map(|progress| progress.snapshot())
+    pub(crate) fn take_progress(&self) -> Option<Arc<dyn Progress>> {
+        self.progress.lock().take()
     }
 
     pub(crate) fn take_warnings(&self) -> Vec<String> {

@@ -20,6 +20,9 @@ use crate::{
 /// How long a callback that was told to end may take to reach its next await.
 const ABORT_GRACE: Duration = Duration::from_secs(1);
 
+/// How long closing a sandbox may take beyond its grace.
+const CLOSE_LIMIT: Duration = Duration::from_secs(10);
+
 /// How an attempt ended.
 enum Cause {
     /// Scored, or skipped by request.
@@ -61,15 +64,16 @@ impl Clock {
     }
 }
 
-pub(crate) async fn drive(inner: Arc<Inner>, job: Arc<Job>, first: Option<InitPlaces>) {
+/// Drives a job to its end, which it records.
+pub(crate) async fn drive(inner: &Inner, job: &Arc<Job>, first: Option<InitPlaces>) {
     let timer = Arc::new(PausableTimer::new(job.timeout));
     let retries = Arc::new(AtomicU32::new(job.request.retries));
     let mut clock = Clock::default();
     let mut places = first;
-    let mut number = job.first_attempt;
+    let mut number = job.attempt();
     let (context, attempt) = loop {
         let context = Arc::new(JobContext::new(
-            Arc::clone(&job),
+            Arc::clone(job),
             number,
             Arc::clone(&timer),
             Arc::clone(&inner.pools),
@@ -77,7 +81,7 @@ pub(crate) async fn drive(inner: Arc<Inner>, job: Arc<Job>, first: Option<InitPl
             Arc::clone(&retries),
         ));
         let began = timer.used();
-        let attempt = attempt(&inner, &context, places.take(), &mut clock).await;
+        let attempt = attempt(inner, &context, places.take(), &mut clock).await;
         // One that used most of the job's time cannot be repeated in what is left; its class says more than a timeout.
         let can_repeat = timer.deadline().remaining(timer.used()) > timer.used().saturating_sub(began);
         match &attempt.cause {
@@ -86,14 +90,32 @@ pub(crate) async fn drive(inner: Arc<Inner>, job: Arc<Job>, first: Option<InitPl
                 if error.class.is_retryable() && can_repeat && !job.cancel.is_cancelled() && context.take_retry() =>
             {
                 tracing::warn!(attempt = number, class = %error.class, %error, "attempt failed, trying again");
-                number += 1;
+                number = job.next_attempt();
             }
             _ => break (context, attempt),
         }
     };
-    let result = conclude(&inner, &context, attempt, clock).await;
+    let result = conclude(inner, &context, attempt, clock).await;
     tracing::info!(status = %result.outcome.status, reward = result.reward, error = result.error, "job ended");
-    inner.ended(&job, result);
+    inner.ended(job, result);
+}
+
+/// The result of a job whose driving itself panicked: a broken invariant of ours, or a handler's callback that has no task.
+pub(crate) fn broken_by_us(job: &Job, panic: &(dyn Any + Send)) -> JobResult {
+    let text = panic_text(panic);
+    tracing::error!(job = %job.id, panic = text, "driving the job panicked");
+    JobResult {
+        instance_id: job.request.instance.id("instance_id").ok().flatten(),
+        group_id: job.request.group_id.clone(),
+        error: Some(format!("the service panicked: {text}")),
+        critical_error: Some(CriticalError::FinalResult),
+        attempt: job.attempt(),
+        ..JobResult::empty(
+            job.id.clone(),
+            job.data_source.clone(),
+            Outcome::failed(FailureClass::Internal, job.state().stage()),
+        )
+    }
 }
 
 async fn attempt(inner: &Inner, context: &Arc<JobContext>, first: Option<InitPlaces>, clock: &mut Clock) -> Attempt {
@@ -103,8 +125,14 @@ async fn attempt(inner: &Inner, context: &Arc<JobContext>, first: Option<InitPla
         Err(cause) => cause,
     };
     close_sandboxes(inner, context, clock).await;
-    if attempt.run.is_none() {
-        attempt.run = context.take_progress().map(Arc::new);
+    if attempt.run.is_none()
+        && let Some(progress) = context.take_progress()
+    {
+        let snapshot = callback(inner.config.callback_limit, "progress", async move { progress.snapshot() });
+        match snapshot.await {
+            Ok(run) => attempt.run = Some(Arc::new(run)),
+            Err(how) => context.warn(format!("what there was is lost: {how}")),
+        }
     }
     attempt
 }
@@ -298,7 +326,9 @@ async fn close_sandboxes(inner: &Inner, context: &JobContext, clock: &mut Clock)
         let mut closing = JoinSet::new();
         let (name, grace) = (sandbox.name().to_owned(), inner.config.close_grace);
         closing.spawn(async move { sandbox.close(grace).await }.in_current_span());
-        match closing.join_next().await {
+        // A close has limits of its own; this one is for a kind of sandbox that does not keep them.
+        let closed = tokio::time::timeout(grace + CLOSE_LIMIT, closing.join_next()).await;
+        match closed.unwrap_or_else(|_| Some(Ok(Err("closing it takes too long".to_owned())))) {
             Some(Ok(Ok(()))) | None => {}
             Some(Ok(Err(left))) => {
                 tracing::error!(sandbox = %name, %left, "sandbox is not proven gone");
@@ -361,8 +391,9 @@ async fn conclude(inner: &Inner, context: &Arc<JobContext>, attempt: Attempt, mu
     }
     if broken.is_none() {
         let (handler, context, given) = (handler, Arc::clone(context), draft.clone());
-        match callback(limit, "final_result", async move { handler.final_result(&context, given).await }).await {
-            Ok(last_word) => draft = sealed(draft, last_word),
+        let last_word = callback(limit, "final_result", async move { handler.final_result(&context, given).await });
+        match last_word.await.and_then(|last_word| sealed(&draft, last_word)) {
+            Ok(result) => draft = result,
             Err(how) => broken = Some(how),
         }
     }
@@ -406,6 +437,13 @@ fn draft(context: &JobContext, attempt: &Attempt) -> JobResult {
         }
     };
     let mut warnings = request.sampling_params.warnings();
+    for (field, given) in
+        [("callback_url", request.callback_url.is_some()), ("weight_version", request.weight_version.is_some())]
+    {
+        if given {
+            warnings.push(format!("{field} has no effect in this version"));
+        }
+    }
     warnings.extend(context.take_warnings());
     let mut result = JobResult {
         instance_id: context.instance().id("instance_id").ok().flatten(),
@@ -440,20 +478,26 @@ fn draft(context: &JobContext, attempt: &Attempt) -> JobResult {
     result
 }
 
-/// Takes a handler's last word, but for what is not the handler's to say.
-fn sealed(draft: JobResult, last_word: JobResult) -> JobResult {
-    let scored = draft.outcome.status == Status::Completed;
-    let reward = last_word.reward.filter(|reward| scored && reward.is_finite());
-    JobResult {
-        job_id: draft.job_id,
-        trajectory_id: draft.trajectory_id,
-        data_source: draft.data_source,
-        group_id: draft.group_id,
+/// Takes a handler's last word, but for what is not the handler's to say: how the job ended, and a reward that nobody scored.
+fn sealed(draft: &JobResult, last_word: JobResult) -> Result<JobResult, String> {
+    let reward = match (draft.reward, last_word.reward) {
+        (Some(_), Some(reward)) if reward.is_finite() => Some(reward),
+        (Some(_), other) => return Err(format!("final_result gave the reward {other:?}, expected a finite number")),
+        (None, _) => None,
+    };
+    Ok(JobResult {
+        job_id: draft.job_id.clone(),
+        trajectory_id: draft.trajectory_id.clone(),
+        data_source: draft.data_source.clone(),
+        group_id: draft.group_id.clone(),
+        success: draft.success,
         reward,
         resolved: reward.is_some_and(|reward| reward > 0.99),
         filter: !draft.outcome.trainable,
-        outcome: draft.outcome,
+        error: draft.error.clone(),
+        critical_error: draft.critical_error,
+        outcome: draft.outcome.clone(),
         attempt: draft.attempt,
         ..last_word
-    }
+    })
 }

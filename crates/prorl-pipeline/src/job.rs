@@ -1,6 +1,9 @@
 //! One accepted job: its state, who waits for it, and its one ending.
 
-use std::sync::Arc;
+use std::sync::{
+    Arc,
+    atomic::{AtomicU32, Ordering},
+};
 
 use parking_lot::Mutex;
 use prorl_core::{JobId, JobRequest, JobResult, Stage};
@@ -76,13 +79,15 @@ struct Interest {
 /// An accepted job.
 pub(crate) struct Job {
     pub(crate) id: JobId,
+    /// Tells submits of one id apart.
+    pub(crate) serial: u64,
     pub(crate) request: Arc<JobRequest>,
     pub(crate) digest: [u8; 32],
     pub(crate) handler: Arc<dyn AgentHandler>,
     pub(crate) data_source: String,
     pub(crate) timeout: Duration,
-    /// The number of the first attempt that this submit makes.
-    pub(crate) first_attempt: u32,
+    /// The number of the attempt that it is in, over all submits of the id.
+    attempt: AtomicU32,
     pub(crate) cancel: CancellationToken,
     reason: Mutex<Option<CancelReason>>,
     phase: Mutex<Phase>,
@@ -91,24 +96,27 @@ pub(crate) struct Job {
 }
 
 impl Job {
+    #[expect(clippy::too_many_arguments, reason = "called in two places, which name every part")]
     pub(crate) fn new(
         id: JobId,
+        serial: u64,
         request: Arc<JobRequest>,
         digest: [u8; 32],
         handler: Arc<dyn AgentHandler>,
         data_source: String,
         timeout: Duration,
-        first_attempt: u32,
+        attempt: u32,
     ) -> Self {
         let phase = Phase { state: JobState::Queued(Stage::Init), since: Instant::now(), waiting_for: None };
         Self {
             id,
+            serial,
             request,
             digest,
             handler,
             data_source,
             timeout,
-            first_attempt,
+            attempt: AtomicU32::new(attempt),
             cancel: CancellationToken::new(),
             reason: Mutex::new(None),
             phase: Mutex::new(phase),
@@ -124,6 +132,15 @@ impl Job {
             tracing::debug!(job = %self.id, from = phase.state.as_str(), to = state.as_str(), "job moves");
             *phase = Phase { state, since: Instant::now(), waiting_for: waiting_for.map(str::to_owned) };
         }
+    }
+
+    pub(crate) fn attempt(&self) -> u32 {
+        self.attempt.load(Ordering::Relaxed)
+    }
+
+    /// Counts one more attempt; returns its number.
+    pub(crate) fn next_attempt(&self) -> u32 {
+        self.attempt.fetch_add(1, Ordering::Relaxed) + 1
     }
 
     pub(crate) fn state(&self) -> JobState {

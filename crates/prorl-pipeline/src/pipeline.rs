@@ -1,7 +1,8 @@
 //! The service's core: takes jobs, hands out results, stops.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet, VecDeque},
+    panic::AssertUnwindSafe,
     sync::{
         Arc,
         atomic::{AtomicU64, AtomicUsize, Ordering},
@@ -9,6 +10,7 @@ use std::{
     time::Duration,
 };
 
+use futures_util::FutureExt;
 use parking_lot::Mutex;
 use prorl_core::{
     JobId, JobRequest, JobResult, Malformed, Stage, Status,
@@ -211,12 +213,48 @@ struct Ended {
 
 struct Jobs {
     state: ServiceState,
+    /// Every job that has not ended, by serial.
+    live: HashMap<u64, Arc<Job>>,
+    /// Those of them that nobody drives yet. Whoever takes one out, under the lock, has it driven: the dispatcher when its
+    /// turn comes, or who cancels it.
+    queued: HashSet<u64>,
+    /// The job that an id stands for now; an abandoned one may have a successor.
     active: HashMap<JobId, Arc<Job>>,
-    /// Jobs that have not ended: those of `active`, and abandoned ones whose id has a successor.
-    unfinished: usize,
     ended: HashMap<JobId, Ended>,
-    tombstones: HashMap<JobId, Instant>,
+    tombstones: Tombstones,
+    next_serial: u64,
     counts: JobCounts,
+}
+
+/// Ids that were cancelled before they came, oldest first.
+#[derive(Default)]
+struct Tombstones {
+    made: HashMap<JobId, Instant>,
+    order: VecDeque<(Instant, JobId)>,
+}
+
+/// Tombstones at most; the oldest goes first.
+const MAX_TOMBSTONES: usize = 100_000;
+
+impl Tombstones {
+    fn put(&mut self, id: JobId, life: Duration) {
+        let now = Instant::now();
+        while let Some((made, oldest)) = self.order.front()
+            && (now.duration_since(*made) >= life || self.order.len() >= MAX_TOMBSTONES)
+        {
+            // One that was made again stays until its later entry is the oldest.
+            if self.made.get(oldest) == Some(made) {
+                self.made.remove(oldest);
+            }
+            self.order.pop_front();
+        }
+        self.order.push_back((now, id.clone()));
+        self.made.insert(id, now);
+    }
+
+    fn has(&self, id: &JobId, life: Duration) -> bool {
+        self.made.get(id).is_some_and(|made| made.elapsed() < life)
+    }
 }
 
 pub(crate) struct Inner {
@@ -258,10 +296,12 @@ impl Pipeline {
         let pools = Pools::new(&config);
         let jobs = Jobs {
             state: ServiceState::Stopped,
+            live: HashMap::new(),
+            queued: HashSet::new(),
             active: HashMap::new(),
-            unfinished: 0,
             ended: HashMap::new(),
-            tombstones: HashMap::new(),
+            tombstones: Tombstones::default(),
+            next_serial: 0,
             counts: JobCounts::default(),
         };
         let inner = Inner {
@@ -297,27 +337,28 @@ impl Pipeline {
     /// Once begun the stop goes on when the future is dropped, but the state stays `draining` until somebody calls
     /// [`stop`](Self::stop) again.
     pub async fn stop(&self) -> Option<StopReport> {
-        let active: Vec<_> = {
+        let sandboxes_killed = self.inner.sandboxes.active.load(Ordering::Relaxed);
+        let cancelled = {
             let mut jobs = self.inner.jobs.lock();
             if jobs.state == ServiceState::Stopped {
                 return None;
             }
             jobs.state = ServiceState::Draining;
-            jobs.active.values().cloned().collect()
+            let live: Vec<_> = jobs.live.values().cloned().collect();
+            for job in &live {
+                self.inner.cancel(&mut jobs, job, CancelReason::Stopping);
+            }
+            live.len()
         };
-        let sandboxes_killed = self.inner.sandboxes.active.load(Ordering::Relaxed);
-        for job in &active {
-            self.inner.cancel(job, CancelReason::Stopping);
-        }
         loop {
             let ended = self.inner.all_ended.notified();
             tokio::pin!(ended);
             ended.as_mut().enable();
             {
                 let mut jobs = self.inner.jobs.lock();
-                if jobs.unfinished == 0 {
+                if jobs.live.is_empty() {
                     jobs.state = ServiceState::Stopped;
-                    return Some(StopReport { cancelled: active.len(), sandboxes_killed });
+                    return Some(StopReport { cancelled, sandboxes_killed });
                 }
             }
             ended.await;
@@ -373,22 +414,17 @@ impl Pipeline {
 
     /// Asks for the end of a job. Returns at once; the job ends soon after.
     pub fn cancel(&self, job_id: &JobId) -> CancelAnswer {
-        let job = {
-            let mut jobs = self.inner.jobs.lock();
-            match jobs.active.get(job_id) {
-                Some(job) => Arc::clone(job),
-                None if jobs.ended.contains_key(job_id) => return CancelAnswer::Found(JobState::Ended),
-                None => {
-                    let (now, life) = (Instant::now(), self.inner.config.tombstone_life);
-                    jobs.tombstones.retain(|_, made| now.duration_since(*made) < life);
-                    jobs.tombstones.insert(job_id.clone(), now);
-                    return CancelAnswer::Unknown;
-                }
-            }
-        };
-        let state = job.state();
-        self.inner.cancel(&job, CancelReason::Requested);
-        CancelAnswer::Found(state)
+        let mut jobs = self.inner.jobs.lock();
+        if let Some(job) = jobs.active.get(job_id).cloned() {
+            let state = job.state();
+            self.inner.cancel(&mut jobs, &job, CancelReason::Requested);
+            CancelAnswer::Found(state)
+        } else if jobs.ended.contains_key(job_id) {
+            CancelAnswer::Found(JobState::Ended)
+        } else {
+            jobs.tombstones.put(job_id.clone(), self.inner.config.tombstone_life);
+            CancelAnswer::Unknown
+        }
     }
 
     /// Returns whether jobs are taken.
@@ -399,9 +435,19 @@ impl Pipeline {
     /// Returns how many jobs wait and work in each stage.
     pub fn stages(&self) -> Stages {
         let pools = &self.inner.pools;
-        let mut init = pools.init.status();
-        init.queued += self.inner.queue.len();
-        Stages { init, run: pools.run.status(), eval: pools.eval.status() }
+        let mut stages = Stages { init: pools.init.status(), run: pools.run.status(), eval: pools.eval.status() };
+        // Counted by the jobs' own states: who waits inside a pool may be the dispatcher, and not every job that waits is
+        // in a pool.
+        (stages.init.queued, stages.run.queued, stages.eval.queued) = (0, 0, 0);
+        for job in self.inner.jobs.lock().live.values() {
+            match job.state() {
+                JobState::Queued(Stage::Init) => stages.init.queued += 1,
+                JobState::Queued(Stage::Run) => stages.run.queued += 1,
+                JobState::Queued(Stage::Eval) => stages.eval.queued += 1,
+                JobState::In(_) | JobState::Waiting(_) | JobState::Ended => {}
+            }
+        }
+        stages
     }
 
     /// Changes the workers of one stage while it runs.
@@ -412,7 +458,7 @@ impl Pipeline {
     /// Returns job counts since the pipeline was made.
     pub fn counts(&self) -> JobCounts {
         let jobs = self.inner.jobs.lock();
-        JobCounts { active: jobs.unfinished as u64, ..jobs.counts }
+        JobCounts { active: jobs.live.len() as u64, ..jobs.counts }
     }
 
     /// Returns sandbox counts since the pipeline was made.
@@ -429,7 +475,7 @@ impl Pipeline {
     /// `patience`; the longest wait first, `limit` at most.
     pub fn stuck(&self, patience: Duration, limit: usize) -> Vec<Stuck> {
         let mut stuck: Vec<Stuck> = Vec::new();
-        for job in self.inner.jobs.lock().active.values() {
+        for job in self.inner.jobs.lock().live.values() {
             job.with_phase(|phase| {
                 let waited = phase.since.elapsed();
                 let waits = matches!(phase.state, JobState::Waiting(_));
@@ -455,8 +501,9 @@ impl Pipeline {
 }
 
 fn digest_of(request: &JobRequest) -> [u8; 32] {
-    let body = serde_json::to_vec(request).expect("a request that was read from JSON has a JSON form");
-    Sha256::digest(body).into()
+    let mut body = serde_json::to_value(request).expect("a request that was read from JSON has a JSON form");
+    body.sort_all_objects(); // the order of keys means nothing
+    Sha256::digest(body.to_string()).into()
 }
 
 impl Inner {
@@ -504,7 +551,7 @@ impl Inner {
                 return Ok(JobHandle { job: Arc::clone(job), inner: Arc::clone(self) });
             }
             // Abandoned and on its way out: the new submit is a new attempt under the same id.
-            first_attempt = job.first_attempt + 1;
+            first_attempt = job.attempt() + 1;
         }
         if let Some(ended) = jobs.ended.get(&id) {
             if ended.digest != digest {
@@ -513,7 +560,7 @@ impl Inner {
             match (ended.reason, self.results.get(&id)) {
                 (None | Some(CancelReason::Requested), Lookup::Found(result)) => {
                     let request = Arc::new(request);
-                    let job = Job::new(id, request, digest, handler, data_source, timeout, ended.attempt);
+                    let job = Job::new(id, 0, request, digest, handler, data_source, timeout, ended.attempt);
                     job.finish(result);
                     job.attach();
                     return Ok(JobHandle { job: Arc::new(job), inner: Arc::clone(self) });
@@ -524,9 +571,7 @@ impl Inner {
         if jobs.state != ServiceState::Running {
             return Err(SubmitError::NotRunning);
         }
-        if let Some(made) = jobs.tombstones.get(&id)
-            && made.elapsed() < self.config.tombstone_life
-        {
+        if jobs.tombstones.has(&id, self.config.tombstone_life) {
             return Err(SubmitError::JobCancelled(id));
         }
         if self.queue.len() >= self.config.queue_limit {
@@ -534,47 +579,58 @@ impl Inner {
         }
         jobs.ended.remove(&id);
         self.results.forget(&id);
-        let job =
-            Arc::new(Job::new(id.clone(), Arc::new(request), digest, handler, data_source, timeout, first_attempt));
+        jobs.next_serial += 1;
+        let serial = jobs.next_serial;
+        let request = Arc::new(request);
+        let job = Arc::new(Job::new(id.clone(), serial, request, digest, handler, data_source, timeout, first_attempt));
         job.attach();
         if detached {
             job.detach();
         }
         jobs.active.insert(id.clone(), Arc::clone(&job));
+        jobs.live.insert(serial, Arc::clone(&job));
+        jobs.queued.insert(serial);
         jobs.counts.accepted += 1;
-        jobs.unfinished += 1;
-        self.queue.push(Ticket { job_id: id, priority });
+        self.queue.push(Ticket { job_id: id, serial, priority });
         Ok(JobHandle { job, inner: Arc::clone(self) })
     }
 
     /// The last waiter of a job left.
     pub(crate) fn abandoned(self: &Arc<Self>, job: &Arc<Job>) {
-        let jobs = self.jobs.lock();
-        // Under the lock nobody can attach in between.
-        let unwanted = !job.is_wanted() && jobs.active.get(&job.id).is_some_and(|active| Arc::ptr_eq(active, job));
-        drop(jobs);
-        if unwanted {
-            self.cancel(job, CancelReason::Disconnected);
+        let mut jobs = self.jobs.lock();
+        // Under the lock nobody attaches in between: who comes later sees the reason and begins a new attempt.
+        if !job.is_wanted() && jobs.live.contains_key(&job.serial) {
+            self.cancel(&mut jobs, job, CancelReason::Disconnected);
         }
     }
 
-    fn cancel(self: &Arc<Self>, job: &Arc<Job>, reason: CancelReason) {
+    fn cancel(self: &Arc<Self>, jobs: &mut Jobs, job: &Arc<Job>, reason: CancelReason) {
         job.cancel(reason);
-        if self.queue.remove(&job.id) {
+        if jobs.queued.remove(&job.serial) {
+            self.queue.remove(job.serial);
             self.spawn_job(Arc::clone(job), None);
         }
     }
 
     fn spawn_job(self: &Arc<Self>, job: Arc<Job>, places: Option<InitPlaces>) {
         let span = tracing::info_span!("job", job = %job.id, handler = %job.data_source);
-        self.tasks.spawn(drive::drive(Arc::clone(self), job, places).instrument(span));
+        let inner = Arc::clone(self);
+        let driven = async move {
+            let drive = AssertUnwindSafe(drive::drive(&inner, &job, places)).catch_unwind();
+            if let Err(panic) = drive.await {
+                inner.ended(&job, drive::broken_by_us(&job, panic.as_ref()));
+            }
+        };
+        self.tasks.spawn(driven.instrument(span));
     }
 
     /// Records the one ending of a job and hands its result to those who wait.
     pub(crate) fn ended(&self, job: &Arc<Job>, result: JobResult) {
         let result = Arc::new(result);
         let mut jobs = self.jobs.lock();
-        jobs.unfinished -= 1;
+        if jobs.live.remove(&job.serial).is_none() {
+            return; // it has its one ending
+        }
         match result.outcome.status {
             Status::Completed => jobs.counts.completed += 1,
             Status::Failed => jobs.counts.failed += 1,
@@ -590,8 +646,7 @@ impl Inner {
                 jobs.ended.remove(&dropped);
             }
         }
-        let first = job.finish(result);
-        debug_assert!(first, "a job ends once");
+        job.finish(result);
         drop(jobs);
         self.all_ended.notify_waiters();
     }
@@ -611,8 +666,10 @@ async fn dispatch(inner: Arc<Inner>) {
             places = next => places,
         };
         if let Some(ticket) = inner.queue.pop() {
-            let job = inner.jobs.lock().active.get(&ticket.job_id).cloned();
-            if let Some(job) = job {
+            let mut jobs = inner.jobs.lock();
+            if jobs.queued.remove(&ticket.serial)
+                && let Some(job) = jobs.live.get(&ticket.serial).cloned()
+            {
                 inner.spawn_job(job, Some(places));
             }
         }

@@ -7,11 +7,13 @@ use parking_lot::Mutex;
 use prorl_core::JobId;
 use tokio::sync::Notify;
 
-/// A job that waits.
+/// A job that waits. An id that was abandoned and submitted again has two tickets for a moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ticket {
     /// The job.
     pub job_id: JobId,
+    /// Tells submits of one id apart; never used twice.
+    pub serial: u64,
     /// Higher goes first.
     pub priority: i64,
 }
@@ -27,8 +29,8 @@ pub trait JobQueue: Send + Sync + 'static {
     /// Takes the next job, if there is one: highest priority, then oldest.
     fn pop(&self) -> Option<Ticket>;
 
-    /// Takes one job out; tells whether it was there. Exactly one of this and [`pop`](Self::pop) gets a job.
-    fn remove(&self, job_id: &JobId) -> bool;
+    /// Takes a job out; tells whether it was there.
+    fn remove(&self, serial: u64) -> bool;
 
     /// Returns how many wait.
     fn len(&self) -> usize;
@@ -55,8 +57,8 @@ pub struct InProcessQueue {
 #[derive(Debug, Default)]
 struct State {
     next: u64,
-    order: BTreeMap<(Reverse<i64>, u64), JobId>,
-    places: HashMap<JobId, (Reverse<i64>, u64)>,
+    order: BTreeMap<(Reverse<i64>, u64), Ticket>,
+    places: HashMap<u64, (Reverse<i64>, u64)>,
 }
 
 #[async_trait]
@@ -65,22 +67,22 @@ impl JobQueue for InProcessQueue {
         let mut state = self.state.lock();
         state.next += 1;
         let place = (Reverse(ticket.priority), state.next);
-        state.places.insert(ticket.job_id.clone(), place);
-        state.order.insert(place, ticket.job_id);
+        state.places.insert(ticket.serial, place);
+        state.order.insert(place, ticket);
         drop(state);
         self.pushed.notify_one();
     }
 
     fn pop(&self) -> Option<Ticket> {
         let mut state = self.state.lock();
-        let ((Reverse(priority), _), job_id) = state.order.pop_first()?;
-        state.places.remove(&job_id);
-        Some(Ticket { job_id, priority })
+        let (_, ticket) = state.order.pop_first()?;
+        state.places.remove(&ticket.serial);
+        Some(ticket)
     }
 
-    fn remove(&self, job_id: &JobId) -> bool {
+    fn remove(&self, serial: u64) -> bool {
         let mut state = self.state.lock();
-        let place = state.places.remove(job_id);
+        let place = state.places.remove(&serial);
         place.is_some_and(|place| state.order.remove(&place).is_some())
     }
 
@@ -99,21 +101,23 @@ impl JobQueue for InProcessQueue {
 mod tests {
     use super::*;
 
-    fn ticket(name: &str, priority: i64) -> Ticket {
-        Ticket { job_id: JobId::new(name).unwrap(), priority }
+    fn ticket(serial: u64, name: &str, priority: i64) -> Ticket {
+        Ticket { job_id: JobId::new(name).unwrap(), serial, priority }
     }
 
     #[tokio::test]
     async fn jobs_leave_by_priority_then_age_and_once() {
         let queue = InProcessQueue::default();
-        for (name, priority) in [("a", 0), ("b", 1), ("c", 0), ("d", 1)] {
-            queue.push(ticket(name, priority));
+        let all = [ticket(1, "a", 0), ticket(2, "b", 1), ticket(3, "a", 0), ticket(4, "d", 1)];
+        for ticket in &all {
+            queue.push(ticket.clone());
         }
         queue.ready().await;
-        assert!(queue.remove(&JobId::new("b").unwrap()));
-        assert!(!queue.remove(&JobId::new("b").unwrap()));
+        assert!(queue.remove(2));
+        assert!(!queue.remove(2));
         let order: Vec<_> = std::iter::from_fn(|| queue.pop()).collect();
-        assert_eq!(order, [ticket("d", 1), ticket("a", 0), ticket("c", 0)]);
-        assert!(!queue.remove(&JobId::new("a").unwrap()));
+        assert_eq!(order, [all[3].clone(), all[0].clone(), all[2].clone()]);
+        assert!(!queue.remove(1));
+        assert!(queue.is_empty());
     }
 }

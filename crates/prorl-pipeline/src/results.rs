@@ -7,6 +7,7 @@ use std::{
 
 use parking_lot::Mutex;
 use prorl_core::{JobId, JobResult};
+use serde_json::{Map, Value};
 
 /// What a store knows of a result.
 #[derive(Clone, Debug)]
@@ -74,7 +75,30 @@ fn size_of(result: &JobResult) -> usize {
         .sum();
     let traces: usize =
         result.traces.iter().map(|trace| trace.prompt_ids().len() * 4 + trace.response_ids().len() * 13).sum();
-    2048 + messages + traces
+    let texts: usize = result.warnings.iter().chain(&result.error).chain(&result.git_patch).map(String::len).sum();
+    let calls: usize = result
+        .messages
+        .iter()
+        .filter_map(|message| message.turn.as_ref())
+        .flat_map(|turn| &turn.tool_calls)
+        .map(|call| size_of_fields(&call.arguments))
+        .sum();
+    let values = size_of_fields(&result.report) + size_of_fields(&result.artifacts);
+    let tools: usize = result.tools.iter().map(size_of_value).sum();
+    2048 + messages + traces + texts + calls + values + tools
+}
+
+fn size_of_fields(fields: &Map<String, Value>) -> usize {
+    fields.iter().map(|(name, value)| 64 + name.len() + size_of_value(value)).sum()
+}
+
+fn size_of_value(value: &Value) -> usize {
+    32 + match value {
+        Value::Null | Value::Bool(_) | Value::Number(_) => 0,
+        Value::String(text) => text.len(),
+        Value::Array(list) => list.iter().map(size_of_value).sum(),
+        Value::Object(fields) => size_of_fields(fields),
+    }
 }
 
 impl ResultStore for InMemoryResults {

@@ -87,9 +87,86 @@ async fn final_result_cannot_make_a_reward_up() {
     let job = request(&json!({"at": "run", "do": "sandbox", "final_result": "forge"}));
     let result = pipeline.submit(job).unwrap().result().await;
     assert_eq!((result.reward, result.outcome.status), (None, Status::Failed));
+    assert!(result.error.is_some() && result.critical_error == Some(CriticalError::Run));
+    // One that was scored may be changed, but not lost.
     let job = request(&json!({"reward": 0.0, "final_result": "forge"}));
     let result = pipeline.submit(job).unwrap().result().await;
     assert_eq!((result.reward, result.resolved), (Some(1.0), true));
+    let job = request(&json!({"reward": 1.0, "final_result": "lose"}));
+    let result = pipeline.submit(job).unwrap().result().await;
+    assert_eq!((result.reward, result.outcome.failure_class), (None, Some(FailureClass::Handler)));
+    assert!(!result.outcome.in_baseline);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_panic_outside_of_any_stage_ends_the_job_all_the_same() {
+    let (pipeline, probe) = pipeline(small());
+    let job = request(&json!({"at": "run", "do": "sandbox", "snapshot": "panics"}));
+    let result = pipeline.submit(job).unwrap().result().await;
+    assert_eq!(result.outcome.failure_class, Some(FailureClass::Sandbox));
+    assert!(result.warnings.iter().any(|warning| warning.contains("progress panicked")), "{:?}", result.warnings);
+    probe.waits_for_panics.store(true, Ordering::Relaxed);
+    let result = pipeline.submit(request(&json!({"reward": 1.0}))).unwrap().result().await;
+    assert_eq!((result.outcome.failure_class, result.reward), (Some(FailureClass::Internal), None));
+    assert_eq!(probe.alive(), 0);
+    assert!(pipeline.close().await.is_some());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn leaving_and_coming_back_under_one_id_loses_no_job() {
+    let (pipeline, probe) = pipeline(PipelineConfig { init_workers: 2, run_workers: 2, ..small() });
+    let mut clients = tokio::task::JoinSet::new();
+    for client in 0..4 {
+        let pipeline = pipeline.clone();
+        clients.spawn(async move {
+            for round in 0..300 {
+                let mut job = request(&json!({"reward": 1.0, "n": 1}));
+                job.job_id = Some(JobId::new(format!("job-{client}-{round}")).unwrap());
+                // Leaving may meet the job in the queue, on its way to a worker, or inside a stage.
+                let first = pipeline.submit(job.clone()).unwrap();
+                for _ in 0..round % 7 {
+                    tokio::task::yield_now().await;
+                }
+                let left = tokio::task::spawn_blocking(move || drop(first));
+                let again = pipeline.submit(job).unwrap();
+                let result = again.result().await;
+                assert_eq!(result.outcome.status, Status::Completed, "who waits gets no other's cancel");
+                left.await.unwrap();
+            }
+        });
+    }
+    while let Some(client) = clients.join_next().await {
+        client.unwrap();
+    }
+    assert!(pipeline.close().await.is_some());
+    let counts = pipeline.counts();
+    assert_eq!(counts.accepted, counts.completed + counts.cancelled, "each accepted job ends once: {counts:?}");
+    assert_eq!((counts.active, probe.alive()), (0, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn queues_are_counted_by_the_jobs_in_them() {
+    let (pipeline, probe) = pipeline(PipelineConfig { init_workers: 1, run_workers: 1, ..small() });
+    let hang = || pipeline.submit(request(&json!({"at": "init", "do": "hang"}))).unwrap();
+    let _jobs = [hang(), hang(), hang()];
+    probe.reached(Stage::Init).await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let init = pipeline.stages().init;
+    assert_eq!((init.queued, init.active, init.workers), (2, 1, 1));
+    pipeline.close().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_order_of_keys_makes_no_other_request() {
+    let (pipeline, _) = pipeline(small());
+    let submit = |text: &str| {
+        let mut job = request(&serde_json::from_str(text).unwrap());
+        job.job_id = Some(JobId::new("j").unwrap());
+        pipeline.submit(job).unwrap()
+    };
+    let first = submit(r#"{"reward": 1.0, "more": {"a": 1, "b": 2}}"#);
+    let second = submit(r#"{"more": {"b": 2, "a": 1}, "reward": 1.0}"#);
+    assert_eq!(first.result().await, second.result().await);
 }
 
 #[tokio::test(start_paused = true)]

@@ -4,14 +4,14 @@ use std::{
     any::Any,
     sync::{
         Arc,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::Duration,
 };
 
 use async_trait::async_trait;
 use prorl_core::{
-    FailureClass, Instance, JobRequest, JobResult, Malformed, Message, Role, SandboxHandle, Stage, StopReason,
+    FailureClass, Instance, JobRequest, JobResult, Malformed, Message, Outcome, Role, SandboxHandle, Stage, StopReason,
 };
 use prorl_pipeline::{
     AgentHandler, Evaluation, Fallback, JobContext, Pipeline, PipelineConfig, Prepared, Progress, Registry, RunOutput,
@@ -28,6 +28,7 @@ pub(crate) struct Probe {
     active_runs: AtomicUsize,
     pub(crate) most_runs: AtomicUsize,
     failed_once: AtomicUsize,
+    pub(crate) waits_for_panics: AtomicBool,
     reached: [Semaphore; 3],
     gate: Semaphore,
 }
@@ -62,10 +63,14 @@ impl SandboxHandle for FakeSandbox {
     }
 }
 
-struct OneMessage;
+#[derive(Default)]
+struct OneMessage {
+    panics: bool,
+}
 
 impl Progress for OneMessage {
     fn snapshot(&self) -> RunOutput {
+        assert!(!self.panics, "snapshot on purpose");
         RunOutput {
             trajectory: Trajectory { messages: vec![Message::fed(Role::User, "hi", vec![1])], traces: vec![] },
             stop_reason: StopReason::Finish,
@@ -106,6 +111,7 @@ impl Probe {
             active_runs: AtomicUsize::new(0),
             most_runs: AtomicUsize::new(0),
             failed_once: AtomicUsize::new(0),
+            waits_for_panics: AtomicBool::new(false),
             reached: [0; 3].map(Semaphore::new),
             gate: Semaphore::new(0),
         })
@@ -192,15 +198,21 @@ impl AgentHandler for Probe {
         Ok(Prepared { sandbox: Some(sandbox), image: "probe".to_owned(), ..Prepared::default() })
     }
 
+    fn waits_for(&self) -> &'static str {
+        assert!(!self.waits_for_panics.load(Ordering::Relaxed), "waits_for on purpose");
+        "a word"
+    }
+
     async fn run(&self, job: &JobContext, _prepared: &Prepared) -> Result<RunOutput, StageError> {
         self.runs.fetch_add(1, Ordering::Relaxed);
         let active = self.active_runs.fetch_add(1, Ordering::Relaxed) + 1;
         self.most_runs.fetch_max(active, Ordering::Relaxed);
-        job.set_progress(Arc::new(OneMessage));
+        let panics = job.instance().get("snapshot").is_some();
+        job.set_progress(Arc::new(OneMessage { panics }));
         tokio::task::yield_now().await;
         let outcome = self.misbehave(job, Stage::Run).await;
         self.active_runs.fetch_sub(1, Ordering::Relaxed);
-        outcome.map(|()| OneMessage.snapshot())
+        outcome.map(|()| OneMessage::default().snapshot())
     }
 
     async fn eval(&self, job: &JobContext, _: &Prepared, _run: &RunOutput) -> Result<Evaluation, StageError> {
@@ -227,8 +239,14 @@ impl AgentHandler for Probe {
 
     async fn final_result(&self, job: &JobContext, mut draft: JobResult) -> JobResult {
         self.callback(job, "final_result").await;
-        if job.instance().get("final_result").is_some() {
-            draft.reward = Some(1.0);
+        match job.instance().get("final_result").and_then(Value::as_str) {
+            Some("forge") => {
+                draft.reward = Some(1.0);
+                draft.error = None;
+                draft.outcome = Outcome::completed(StopReason::Finish);
+            }
+            Some("lose") => draft.reward = None,
+            _ => {}
         }
         draft
     }
