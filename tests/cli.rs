@@ -102,6 +102,14 @@ async fn the_configuration_says_where_each_value_came_from() {
     ] {
         assert!(stdout.contains(line), "{line} is not in\n{stdout}");
     }
+    // Two ways to say where to listen: the closer one wins.
+    std::fs::write(folder.path().join("prorl.toml"), "listen = \"127.0.0.1:1\"\n").unwrap();
+    let print = ["serve", "--print-config", "--config", "prorl.toml"];
+    let chosen = |out: Output| text(&out.stdout).lines().last().unwrap().to_owned();
+    assert_eq!(chosen(run(folder.path(), &print).await), "# listens on 127.0.0.1:1");
+    assert_eq!(chosen(run(folder.path(), &[&print[..], &["--port", "2"]].concat()).await), "# listens on 127.0.0.1:2");
+    let both = run(folder.path(), &[&print[..], &["--port", "2", "--listen", "127.0.0.1:3"]].concat()).await;
+    assert_eq!(both.status.code(), Some(2));
     std::fs::write(folder.path().join("prorl.toml"), "timeot = 60.0\n").unwrap();
     let out = run(folder.path(), &["serve", "--print-config", "--config", "prorl.toml"]).await;
     assert_eq!(out.status.code(), Some(2));

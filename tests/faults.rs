@@ -45,11 +45,10 @@ async fn a_backend_that_misbehaves_fails_its_job_by_name_and_the_next_one_runs()
         tasks.push(json!({"match": format!("late {name}"), "turns": [python("1"), turn]}));
     }
     let mock = mock(&json!({"tasks": tasks})).await;
-    let serve = Serve::with_mock(&["--max-run-workers", "1"], &mock).await;
+    let serve = Serve::with_mock(&["--max-run-workers", "1", "--llm-timeout", "1"], &mock).await;
     for (name, _, class) in &cases {
         for (prompt, kept) in [((*name).to_owned(), 0), (format!("late {name}"), 1)] {
             let mut request = math(&prompt, "4");
-            request["timeout"] = json!(4.0);
             request["include"] = json!({"partial": true});
             let (status, result) = serve.post("/process", &request).await;
             assert_eq!(status, 200);

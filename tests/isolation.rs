@@ -34,6 +34,7 @@ attempt("guest's files", lambda: os.listdir("/proc/1/fd"))
 attempt("network", lambda: socket.create_connection(("192.0.2.1", 80), 1))
 attempt("mount", lambda: os.stat("/proc/1/root/etc"))
 print("env", sorted(k for k in os.environ if k.startswith(("CARGO", "PRORL", "SSH", "AWS"))))
+print("root outside" if open("/proc/self/uid_map").read().split()[1] == "0" else "nobody of note")
 print("uid", os.getuid(), "cwd", os.getcwd(), "parents", len([p for p in os.listdir("/proc") if p.isdigit()]) < 10)
 open("/workspace/mine", "w").write("x")
 print("host-root", os.access("/usr/bin/env", os.W_OK) and os.stat("/usr/bin/env").st_uid == 0)
@@ -46,6 +47,7 @@ print("host-root", os.access("/usr/bin/env", os.W_OK) and os.stat("/usr/bin/env"
     let said = result["messages"][3]["content"].as_str().unwrap();
     assert!(!said.contains("REACHED"), "{said}");
     assert_eq!(said.matches("refused").count(), 11, "{said}");
+    assert!(said.contains("nobody of note"), "{said}");
     assert!(said.contains("env []") && said.contains("cwd /workspace") && said.contains("host-root False"), "{said}");
     serve.stop().await;
     mock.shutdown().await.unwrap();

@@ -162,6 +162,45 @@ async fn wrong_and_unreadable_answers_are_scored_and_say_why() {
     mock.shutdown().await.unwrap();
 }
 
+#[tokio::test]
+async fn a_prompt_that_does_not_fit_is_nothing_to_train_on() {
+    let mock = mock(&json!({"default": {"turns": [finish("4")]}})).await;
+    let serve = Serve::with_mock(&[], &mock).await;
+    let mut request = math("What is 2 + 2?", "4");
+    request["sampling_params"] = json!({"max_model_len": 10});
+    let (_, result) = serve.post("/process", &request).await;
+    let outcome = &result["outcome"];
+    assert_eq!((&outcome["status"], &outcome["stop_reason"]), (&json!("completed"), &json!("context_full")));
+    assert_eq!(
+        (&outcome["trainable"], &outcome["in_baseline"], &result["filter"]),
+        (&json!(false), &json!(false), &json!(true))
+    );
+    assert_eq!(result["traces"], json!([]));
+    serve.stop().await;
+    mock.shutdown().await.unwrap();
+}
+
+#[tokio::test]
+async fn jobs_one_after_another_are_spread_over_the_backends() {
+    let script = json!({"default": {"turns": [finish("4")]}});
+    for policy in ["active", "assigned"] {
+        let (first, second) = (mock(&script).await, mock(&script).await);
+        let serve = Serve::with_mock(&["--policy", policy], &first).await;
+        serve.post("/add_llm_server", &json!({"address": second.address()})).await;
+        for idx in 0..10 {
+            let (_, result) = serve.post("/process", &math(&format!("What is 2 + 2? ({idx})"), "4")).await;
+            assert_eq!(result["reward"], 1.0);
+        }
+        assert_eq!((job_calls(&first).len(), job_calls(&second).len()), (5, 5), "{policy}");
+        let (_, status) = serve.get("/status").await;
+        let assigned: Vec<_> = status["backends"].as_array().unwrap().iter().map(|b| b["assigned"].as_u64()).collect();
+        assert_eq!(assigned.iter().flatten().sum::<u64>(), 10, "each job is counted once: {status}");
+        serve.stop().await;
+        first.shutdown().await.unwrap();
+        second.shutdown().await.unwrap();
+    }
+}
+
 fn super_finish(message: &str) -> String {
     support::call("finish", &json!({"message": message}))
 }

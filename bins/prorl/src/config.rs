@@ -6,13 +6,13 @@ use anyhow::{Context, bail};
 use clap::{ArgMatches, parser::ValueSource};
 use serde::{Serialize, de::DeserializeOwned};
 
-/// Where a value came from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Source {
-    Flag,
-    Environment,
-    File,
+/// Where a value came from; the higher wins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Source {
     Default,
+    File,
+    Environment,
+    Flag,
 }
 
 impl fmt::Display for Source {
@@ -87,6 +87,11 @@ impl<'a> Layers<'a> {
             last.1 = toml::Value::try_from(&default).map_or_else(|_| "?".to_owned(), |value| value.to_string());
         }
         Ok(default)
+    }
+
+    /// Returns where a key that was decided came from.
+    pub(crate) fn source(&self, key: &str) -> Source {
+        self.chosen.iter().find(|(chosen, ..)| *chosen == key).map_or(Source::Default, |(_, _, source)| *source)
     }
 
     /// Refuses keys of the file that nobody asked for; returns every value with its source.

@@ -41,6 +41,9 @@ pub(crate) struct CancelArgs {
     server: ServerArgs,
     /// The job.
     job_id: String,
+    /// Print the answer as JSON.
+    #[arg(long)]
+    json: bool,
 }
 
 pub(crate) async fn status(args: StatusArgs) -> anyhow::Result<ExitCode> {
@@ -82,7 +85,11 @@ fn show(status: &ServiceStatus) {
 
 pub(crate) async fn cancel(args: CancelArgs) -> anyhow::Result<ExitCode> {
     let Ok(job_id) = JobId::new(args.job_id.as_str()).map_err(output::usage) else { return Ok(ExitCode::from(2)) };
-    args.server.client()?.cancel(&job_id).await?;
-    output::say(format_args!("cancel requested for job {job_id}"));
+    let answer = args.server.client()?.cancel(&job_id).await?;
+    if args.json {
+        output::say(serde_json::to_string(&answer)?);
+    } else {
+        output::say(format_args!("cancel requested for job {job_id}, which was in state {}", answer.state));
+    }
     Ok(ExitCode::SUCCESS)
 }

@@ -47,6 +47,8 @@ struct Task {
     request: JobRequest,
     /// Names the line whatever run it is in: its own job id, or a digest of its text and place.
     key: String,
+    /// Whether the line says the job id.
+    own_id: bool,
 }
 
 fn read_tasks(path: &Path) -> anyhow::Result<Vec<Task>> {
@@ -69,6 +71,7 @@ fn read_tasks(path: &Path) -> anyhow::Result<Vec<Task>> {
             JobRequest::new(Instance(value))
         };
         request.check().with_context(at)?;
+        let own_id = request.job_id.is_some();
         let key = if let Some(id) = &request.job_id {
             id.to_string()
         } else {
@@ -81,7 +84,7 @@ fn read_tasks(path: &Path) -> anyhow::Result<Vec<Task>> {
         if !keys.insert(key.clone()) {
             bail!("{}: job_id {key} is there twice", at());
         }
-        tasks.push(Task { request, key });
+        tasks.push(Task { request, key, own_id });
     }
     if tasks.is_empty() {
         bail!("{name} holds no task");
@@ -91,29 +94,54 @@ fn read_tasks(path: &Path) -> anyhow::Result<Vec<Task>> {
 
 /// The key of the task that a result came from; see [`Task::key`].
 fn key_of(job_id: &str) -> &str {
-    job_id.strip_prefix("run-").and_then(|rest| rest.split_once('.')).map_or(job_id, |(_, key)| key)
+    let is_hex = |text: &str, len: usize| text.len() == len && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+    if let Some((nonce, key)) = job_id.strip_prefix("run-").and_then(|rest| rest.split_once('.'))
+        && is_hex(nonce, 8)
+        && is_hex(key, 16)
+    {
+        return key;
+    }
+    match job_id.rsplit_once(RETRY) {
+        Some((own, nonce)) if is_hex(nonce, 8) => own,
+        _ => job_id,
+    }
 }
 
-/// Reads the results of an earlier run that stand; a torn last line and those worth another try are left out.
-fn read_standing(path: &Path) -> anyhow::Result<Vec<JobResult>> {
+/// Stands between a task's own job id and a number when the id's first job failed: a server answers a known id with the
+/// result that it has.
+const RETRY: &str = ":again-";
+
+/// What an earlier run left.
+#[derive(Default)]
+struct Earlier {
+    /// Results that stand.
+    standing: Vec<JobResult>,
+    /// Keys of those that may end better in another try.
+    again: HashSet<String>,
+}
+
+/// Reads the results of an earlier run; a torn last line is left out.
+fn read_earlier(path: &Path) -> anyhow::Result<Earlier> {
     let name = path.display();
     let file = match File::open(path) {
         Ok(file) => file,
-        Err(err) if err.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(err) if err.kind() == std::io::ErrorKind::NotFound => return Ok(Earlier::default()),
         Err(err) => return Err(err).with_context(|| format!("failed to open {name}")),
     };
     let lines: Vec<String> =
         BufReader::new(file).lines().collect::<Result<_, _>>().with_context(|| format!("failed to read {name}"))?;
-    let mut standing = Vec::new();
+    let mut earlier = Earlier::default();
     for (idx, line) in lines.iter().enumerate() {
         match serde_json::from_str::<JobResult>(line) {
-            Ok(result) if result.outcome.retryable => {}
-            Ok(result) => standing.push(result),
+            Ok(result) if result.outcome.retryable => {
+                earlier.again.insert(key_of(result.job_id.as_str()).to_owned());
+            }
+            Ok(result) => earlier.standing.push(result),
             Err(_) if idx + 1 == lines.len() => {}
             Err(err) => return Err(err).with_context(|| format!("{name} line {} is no result", idx + 1)),
         }
     }
-    Ok(standing)
+    Ok(earlier)
 }
 
 /// Writes results as they come; each is whole on disk before the next.
@@ -170,6 +198,7 @@ async fn offer(client: &Client, request: &JobRequest) -> Result<JobResult, Clien
 struct Summary {
     tasks: usize,
     kept: usize,
+    kept_failed: usize,
     completed: usize,
     resolved: usize,
     failed: usize,
@@ -183,18 +212,25 @@ pub(crate) async fn main(args: Args) -> anyhow::Result<ExitCode> {
         return Ok(output::usage("--concurrency: expected a number above 0, found 0"));
     }
     let mut tasks = read_tasks(&args.data)?;
-    let standing = if args.resume { read_standing(&args.out)? } else { Vec::new() };
-    let done: HashSet<&str> = standing.iter().map(|result| key_of(result.job_id.as_str())).collect();
+    let earlier = if args.resume { read_earlier(&args.out)? } else { Earlier::default() };
+    let done: HashSet<&str> = earlier.standing.iter().map(|result| key_of(result.job_id.as_str())).collect();
     let n_tasks = tasks.len();
     tasks.retain(|task| !done.contains(task.key.as_str()));
+    for task in &mut tasks {
+        if task.own_id && earlier.again.contains(&task.key) {
+            let again = format!("{}{RETRY}{:08x}", task.key, rand::random::<u32>());
+            task.request.job_id = Some(JobId::new(again).context("the job id has no room for another try")?);
+        }
+    }
     let client = args.server.client()?;
     client.status().await.context("the server does not answer")?;
 
-    let mut sink = Sink::open(&args.out, &standing)?;
+    let mut sink = Sink::open(&args.out, &earlier.standing)?;
     let mut signals = Signals::take()?;
     let started = tokio::time::Instant::now();
     let bar = output::progress(tasks.len() as u64, "jobs");
     let mut summary = Summary { tasks: n_tasks, kept: n_tasks - tasks.len(), ..Summary::default() };
+    summary.kept_failed = earlier.standing.iter().filter(|result| result.outcome.status != Status::Completed).count();
     let (mut rewards, mut problems) = (Vec::new(), Vec::new());
     let mut running = JoinSet::new();
     let mut left = tasks.into_iter();
@@ -243,10 +279,12 @@ pub(crate) async fn main(args: Args) -> anyhow::Result<ExitCode> {
     } else {
         let mean = summary.mean_reward.map_or_else(|| "none".to_owned(), |mean| format!("{mean:.3}"));
         output::say(format_args!(
-            "{} tasks in {:.1} s: {} kept, {} completed, {} failed, {} refused; {} resolved, mean reward {mean}; {}",
+            "{} tasks in {:.1} s: {} kept ({} of them failed), {} completed, {} failed, {} refused; {} resolved, mean \
+             reward {mean}; {}",
             summary.tasks,
             summary.seconds,
             summary.kept,
+            summary.kept_failed,
             summary.completed,
             summary.failed,
             summary.refused,
@@ -254,7 +292,8 @@ pub(crate) async fn main(args: Args) -> anyhow::Result<ExitCode> {
             args.out.display()
         ));
     }
-    Ok(if summary.failed + summary.refused == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    let missing = summary.failed + summary.kept_failed + summary.refused;
+    Ok(if missing == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 #[cfg(test)]
@@ -276,6 +315,11 @@ mod tests {
         }
         assert_ne!(first[0].key, first[1].key);
         assert_eq!(first[2].key, "mine");
+        assert!(first[2].own_id && !first[0].own_id);
+        for (job_id, key) in [("mine:again-0123abcd", "mine"), ("run-a.b", "run-a.b"), ("mine:again-x", "mine:again-x")]
+        {
+            assert_eq!(key_of(job_id), key);
+        }
     }
 
     #[test]
@@ -303,15 +347,16 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("out.jsonl");
         let result = |id: &str, outcome| JobResult::empty(JobId::new(id).unwrap(), "math", outcome);
-        let good = result("run-00000000.aa", Outcome::completed(StopReason::Finish));
-        let lost = result("run-00000000.bb", Outcome::failed(FailureClass::LlmBackend, None));
+        let good = result("run-00000000.0123456789abcdef", Outcome::completed(StopReason::Finish));
+        let lost = result("run-00000000.fedcba9876543210", Outcome::failed(FailureClass::LlmBackend, None));
         let lines = [&good, &lost].map(|result| serde_json::to_string(result).unwrap());
         std::fs::write(&path, format!("{}\n{}\n{{\"job_id\": \"ru", lines[0], lines[1])).unwrap();
-        let standing = read_standing(&path).unwrap();
+        let Earlier { standing, again } = read_earlier(&path).unwrap();
         assert_eq!(standing, [good]);
+        assert!(again.contains(key_of(lost.job_id.as_str())));
         let mut sink = Sink::open(&path, &standing).unwrap();
         sink.put(&lost).unwrap();
         assert_eq!(std::fs::read_to_string(&path).unwrap().lines().count(), 2);
-        assert!(read_standing(&folder.path().join("none")).unwrap().is_empty());
+        assert!(read_earlier(&folder.path().join("none")).unwrap().standing.is_empty());
     }
 }

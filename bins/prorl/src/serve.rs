@@ -3,7 +3,8 @@
 use std::{path::PathBuf, process::ExitCode, time::Duration};
 
 use anyhow::{Context, bail};
-use clap::ArgMatches;
+use clap::{ArgMatches, builder::BoolishValueParser};
+use futures_util::future::try_join_all;
 use prorl_agents::{CallLimits, PathPolicy};
 use prorl_core::{Secret, request::InputIds};
 use prorl_llm::pool::{BackendSpec, Policy, PoolConfig};
@@ -12,7 +13,7 @@ use prorl_sandbox::{NamespaceConfig, SandboxUser};
 use prorl_server::{Listen, ServerConfig};
 
 use crate::{
-    config::Layers,
+    config::{Layers, Source},
     output,
     stop::Signals,
     wiring::{self, Parts, Service},
@@ -28,7 +29,7 @@ pub(crate) struct Args {
     #[arg(long)]
     print_config: bool,
     /// Where to listen: `ADDR:PORT` or `unix:PATH`.
-    #[arg(long, env = "PRORL_LISTEN", value_name = "ADDRESS", conflicts_with_all = ["host", "port"])]
+    #[arg(long, env = "PRORL_LISTEN", value_name = "ADDRESS")]
     listen: Option<String>,
     /// Host to listen on, beside --port.
     #[arg(long, env = "PRORL_HOST", value_name = "ADDR")]
@@ -40,10 +41,10 @@ pub(crate) struct Args {
     #[arg(long, env = "PRORL_TOKEN_FILE", value_name = "FILE")]
     token_file: Option<PathBuf>,
     /// Listen off loopback without a token.
-    #[arg(long, env = "PRORL_INSECURE_NO_AUTH", num_args = 0..=1, default_missing_value = "true")]
+    #[arg(long, env = "PRORL_INSECURE_NO_AUTH", num_args = 0..=1, default_missing_value = "true", value_parser = BoolishValueParser::new())]
     insecure_no_auth: Option<bool>,
     /// Take jobs only after POST /start.
-    #[arg(long, env = "PRORL_MANUAL_START", num_args = 0..=1, default_missing_value = "true")]
+    #[arg(long, env = "PRORL_MANUAL_START", num_args = 0..=1, default_missing_value = "true", value_parser = BoolishValueParser::new())]
     manual_start: Option<bool>,
     /// Jobs inside init at once [default: 64].
     #[arg(long, env = "PRORL_MAX_INIT_WORKERS", value_name = "N")]
@@ -58,7 +59,7 @@ pub(crate) struct Args {
     #[arg(long, env = "PRORL_TIMEOUT", value_name = "SECONDS")]
     timeout: Option<f64>,
     /// Let an instance skip its scoring with `"skip_eval": true`.
-    #[arg(long, env = "PRORL_ALLOW_SKIP_EVAL", num_args = 0..=1, default_missing_value = "true")]
+    #[arg(long, env = "PRORL_ALLOW_SKIP_EVAL", num_args = 0..=1, default_missing_value = "true", value_parser = BoolishValueParser::new())]
     allow_skip_eval: Option<bool>,
     /// Jobs that may wait for their first worker [default: 65536].
     #[arg(long, env = "PRORL_QUEUE_LIMIT", value_name = "N")]
@@ -82,7 +83,7 @@ pub(crate) struct Args {
     #[arg(long, env = "PRORL_ALLOW_PATH", value_name = "DIR", value_delimiter = ':')]
     allow_path: Option<Vec<PathBuf>>,
     /// Let an instance ask for the host's network.
-    #[arg(long, env = "PRORL_ALLOW_HOST_NETWORK", num_args = 0..=1, default_missing_value = "true")]
+    #[arg(long, env = "PRORL_ALLOW_HOST_NETWORK", num_args = 0..=1, default_missing_value = "true", value_parser = BoolishValueParser::new())]
     allow_host_network: Option<bool>,
     /// LLM server to add at start; may be given again.
     #[arg(long, env = "PRORL_LLM", value_name = "URL", value_delimiter = ',')]
@@ -132,9 +133,16 @@ fn settle(args: Args, given: &ArgMatches) -> anyhow::Result<Settings> {
     let listen = layers.optional("listen", args.listen)?;
     let host = layers.or("host", args.host, "127.0.0.1".to_owned())?;
     let port = layers.or("port", args.port, 8006)?;
-    let listen = listen.unwrap_or_else(|| {
-        if host.contains(':') && !host.starts_with('[') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
-    });
+    // Two ways to say one thing: the one that was said closer to the command wins.
+    let of_parts = layers.source("host").max(layers.source("port"));
+    let listen = match listen {
+        Some(_) if of_parts == Source::Flag && layers.source("listen") == Source::Flag => {
+            bail!("--listen goes without --host and --port");
+        }
+        Some(listen) if layers.source("listen") >= of_parts => listen,
+        _ if host.contains(':') && !host.starts_with('[') => format!("[{host}]:{port}"),
+        _ => format!("{host}:{port}"),
+    };
     let listen: Listen = listen.parse()?;
     let token_file = layers.optional("token_file", args.token_file)?;
     let token = match token_file {
@@ -202,7 +210,7 @@ fn settle(args: Args, given: &ArgMatches) -> anyhow::Result<Settings> {
         backend_wait: wait_for_llm,
         ..CallLimits::default()
     };
-    let report = layers.finish()?;
+    let report = format!("{}\n# listens on {listen}", layers.finish()?);
 
     if allow_host_network && token.is_none() && !listen.is_unix() {
         bail!("allow_host_network needs a token or a unix listener: code in such a sandbox could call this API");
@@ -244,9 +252,20 @@ pub(crate) async fn main(args: Args, given: &ArgMatches) -> anyhow::Result<ExitC
     }
     let mut signals = Signals::take()?;
     let mut service = Service::start(settings.listen, settings.parts).await?;
-    for address in settings.llm {
-        let added = service.pool.add(BackendSpec::new(address.as_str())).await;
-        added.with_context(|| format!("LLM server {address} cannot be used"))?;
+    let adding = try_join_all(settings.llm.iter().map(|address| {
+        let pool = service.pool.clone();
+        async move {
+            let added = pool.add(BackendSpec::new(address)).await;
+            added.with_context(|| format!("LLM server {address} cannot be used"))
+        }
+    }));
+    let added = tokio::select! {
+        added = adding => added,
+        signal = signals.next() => Err(anyhow::anyhow!("ended by {signal}")),
+    };
+    if let Err(error) = added {
+        service.stop().await?;
+        return Err(error);
     }
     if !settings.manual_start {
         service.pipeline.start();

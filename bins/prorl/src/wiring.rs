@@ -1,6 +1,6 @@
 //! Puts the crates together: one service of pool, sandboxes, handlers, pipeline and HTTP.
 
-use std::{path::Path, sync::Arc};
+use std::{path::Path, sync::Arc, time::Duration};
 
 use anyhow::Context;
 use prorl_agents::{CallLimits, Environment, Math, PathPolicy};
@@ -14,6 +14,9 @@ use prorl_sandbox::{NamespaceConfig, NamespaceRuntime};
 use prorl_server::{Listen, Server, ServerConfig};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
+
+/// How long the last jobs may take to end once the server has stopped.
+const CLOSE_LIMIT: Duration = Duration::from_secs(30);
 
 /// Everything that a service is made of.
 pub(crate) struct Parts {
@@ -53,12 +56,9 @@ impl Service {
         let guest = Guest::install().context("the guest program cannot be made executable")?;
         let runtime = Arc::new(NamespaceRuntime::new(parts.sandbox));
         let pool = Pool::new(parts.pool);
-        let env = Environment {
-            paths: parts.paths,
-            allow_host_network: parts.allow_host_network,
-            limits: parts.limits,
-            ..Environment::new(runtime, guest.path(), pool.clone(), parts.tokenizer)
-        };
+        let mut env = Environment::new(runtime, guest.path(), pool.clone(), parts.tokenizer);
+        (env.paths, env.limits) = (parts.paths, parts.limits);
+        env.allow_host_network = parts.allow_host_network;
         let env = Arc::new(env);
         let mut registry = Registry::default();
         registry.register(Math::new(Arc::clone(&env)))?;
@@ -96,7 +96,8 @@ impl Service {
         while let Some(task) = self.tasks.join_next().await {
             ended = ended.and(task.context("a task of the service broke").and_then(|ended| ended));
         }
-        self.pipeline.close().await;
+        let closed = tokio::time::timeout(CLOSE_LIMIT, self.pipeline.close()).await;
+        closed.context("jobs did not end; their sandboxes end with this process")?;
         ended
     }
 }

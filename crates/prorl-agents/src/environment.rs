@@ -11,6 +11,7 @@ use prorl_core::{FailureClass, JobRequest, Malformed, request::NetworkChoice, re
 use prorl_llm::{pool::Pool, tokenizer::ChatTokenizer};
 use prorl_pipeline::{JobContext, StageError};
 use prorl_sandbox::{Image, Network, Runtime, SandboxSpec};
+use tokio::sync::OnceCell;
 
 /// Which paths a request may name.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,6 +42,9 @@ impl PathPolicy {
         }
     }
 }
+
+/// Tokenizers of requests' own that are kept loaded at most.
+const MAX_NAMED_TOKENIZERS: usize = 8;
 
 /// Limits that are not a job's own.
 #[derive(Clone, Debug)]
@@ -85,8 +89,8 @@ pub struct Environment {
     pub pool: Pool,
     /// The tokenizer of requests that name none.
     pub tokenizer: ChatTokenizer,
-    /// Tokenizers that requests named, by resolved path.
-    pub named_tokenizers: DashMap<PathBuf, ChatTokenizer>,
+    /// Tokenizers that requests named, by resolved path; a few at most.
+    named_tokenizers: DashMap<PathBuf, Arc<OnceCell<ChatTokenizer>>>,
     /// Which paths requests may name.
     pub paths: PathPolicy,
     /// Whether a sandbox may share the host's network.
@@ -116,7 +120,7 @@ impl Environment {
     /// Names the field.
     pub fn check(&self, request: &JobRequest) -> Result<(), Malformed> {
         if let Some(name) = &request.sampling_params.tokenizer
-            && name != self.tokenizer.name()
+            && !self.is_default_tokenizer(name)
         {
             let field = "sampling_params.tokenizer";
             let folder = self.paths.check(Path::new(name)).map_err(|why| Malformed::new(field, why))?;
@@ -151,20 +155,31 @@ impl Environment {
     /// # Errors
     /// When its folder does not load.
     pub async fn tokenizer(&self, job: &JobContext) -> Result<ChatTokenizer, StageError> {
-        let Some(name) = job.sampling().tokenizer.as_ref().filter(|name| *name != self.tokenizer.name()) else {
+        let Some(name) = job.sampling().tokenizer.as_ref().filter(|name| !self.is_default_tokenizer(name)) else {
             return Ok(self.tokenizer.clone());
         };
         let failed = |why: String| StageError::text(FailureClass::Handler, format!("tokenizer {name}: {why}"));
         let folder = self.paths.check(Path::new(name)).map_err(failed)?;
-        if let Some(known) = self.named_tokenizers.get(&folder) {
-            return Ok(known.clone());
+        if self.named_tokenizers.len() >= MAX_NAMED_TOKENIZERS && !self.named_tokenizers.contains_key(&folder) {
+            self.named_tokenizers.clear(); // jobs that use one keep it; the next that names it loads it anew
         }
-        let path = folder.clone();
-        let loaded = tokio::task::spawn_blocking(move || ChatTokenizer::load(&path))
-            .await
-            .map_err(|join| failed(join.to_string()))?
-            .map_err(|err| StageError::new(FailureClass::Handler, &err))?;
-        Ok(self.named_tokenizers.entry(folder).or_insert(loaded).clone())
+        let cell = Arc::clone(&self.named_tokenizers.entry(folder.clone()).or_default());
+        // Jobs of one folder that come together wait for one load.
+        let load = async {
+            tokio::task::spawn_blocking(move || ChatTokenizer::load(&folder))
+                .await
+                .map_err(|join| failed(join.to_string()))?
+                .map_err(|err| StageError::new(FailureClass::Handler, &err))
+        };
+        cell.get_or_try_init(|| load).await.cloned()
+    }
+
+    /// Tells whether a request's word for a tokenizer means the server's own: its name, alone or as a hub writes it
+    /// (`Qwen/Qwen3-8B`).
+    fn is_default_tokenizer(&self, name: &str) -> bool {
+        let own = self.tokenizer.name();
+        let last = name.rsplit_once('/').map_or(name, |(_, last)| last);
+        name == own || (last == own && !Path::new(name).exists())
     }
 
     /// Returns what to start for a job: its image, network and limits.

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use prorl_core::{FailureClass, Instance, JobRequest, Malformed, SandboxHandle, request::kind_of};
+use prorl_llm::parse::parse_hermes;
 use prorl_pipeline::{AgentHandler, Evaluation, JobContext, Prepared, RunOutput, StageError};
 use prorl_tools::host::Toolbox;
 use serde_json::{Map, Value, json};
@@ -97,11 +98,10 @@ impl AgentHandler for Math {
         })
     }
 
-    async fn before_run(&self, job: &JobContext) -> Result<(), StageError> {
+    async fn before_run(&self, _job: &JobContext) -> Result<(), StageError> {
         let limit = self.env.limits.backend_wait;
-        let ready = tokio::time::timeout(limit, self.env.pool.acquire(job.id().as_str()));
-        // Released at once: the run stage takes it again, on the same backend, when its worker is there.
-        ready.await.map(drop).map_err(|_elapsed| no_backend(limit))
+        // Only waits: the backend is chosen and counted when the run stage needs it (paper, 3.3.2).
+        tokio::time::timeout(limit, self.env.pool.ready()).await.map_err(|_elapsed| no_backend(limit))
     }
 
     async fn run(&self, job: &JobContext, prepared: &Prepared) -> Result<RunOutput, StageError> {
@@ -131,19 +131,39 @@ impl AgentHandler for Math {
     }
 }
 
-/// Returns the text of the last turn after its thinking: the answer of a policy that did not call finish.
+/// Returns what the last turn says beside its thinking and its tool calls: the answer of a policy that did not call finish.
 fn last_words(run: &RunOutput) -> String {
     let turn = run.trajectory.messages.iter().rev().find(|message| message.is_turn());
-    let text = turn.map(|message| message.content.text()).unwrap_or_default();
-    match text.rsplit_once("</think>") {
-        Some((_, after)) => after.to_owned(),
-        None => text,
-    }
+    turn.map(|message| parse_hermes(&message.content.text()).content).unwrap_or_default()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::score::math::Verdict;
+
+    #[test]
+    fn code_that_was_never_an_answer_is_not_graded() {
+        let said = |text: &str| {
+            let turn = prorl_core::message::TurnInfo {
+                tool_calls: vec![],
+                finish_reason: prorl_core::message::FinishReason::Stop,
+                weight_version: 0,
+                backend: String::new(),
+            };
+            let message = prorl_core::Message {
+                turn: Some(turn),
+                ..prorl_core::Message::fed(prorl_core::Role::Assistant, text, vec![])
+            };
+            let mut run = RunOutput::default();
+            run.trajectory.messages.push(message);
+            last_words(&run)
+        };
+        let call = "<tool_call>\n{\"name\": \"execute_ipython_cell\", \"arguments\": {\"code\": \"x = 42 # \\\\boxed{42}\"}}\n</tool_call>";
+        assert_ne!(grade(&said(call), "42").verdict, Verdict::Equal);
+        assert_eq!(grade(&said(&format!("It is \\boxed{{42}}.\n{call}")), "42").verdict, Verdict::Equal);
+        assert_ne!(grade(&said("<think>\\boxed{42}</think> I give up."), "42").verdict, Verdict::Equal);
+    }
 
     #[test]
     fn a_missing_or_odd_ground_truth_is_named() {

@@ -5,7 +5,8 @@ use prorl_llm::tokenizer::ChatMessage;
 use serde_json::Value;
 
 /// Reads the messages of an instance: `prompt` as text, as a list of chat messages, or as JSON text of such a list; else
-/// the text of the first of `instead` that is there. `system` goes first unless the list has a system message of its own.
+/// the text of the first of `instead` that is there. The instance's `system_prompt` takes the place of every system message;
+/// without it, `system` goes first unless the list has one of its own.
 ///
 /// # Errors
 /// Names the field that is missing or wrong.
@@ -20,7 +21,7 @@ pub fn messages(instance: &Instance, instead: &[&str], system: &str) -> Result<V
     let mut messages = match value {
         Value::String(text) => match serde_json::from_str::<Value>(text) {
             // veRL keeps the list as JSON text; any other text is the prompt itself.
-            Ok(Value::Array(list)) if !list.is_empty() && list.iter().all(Value::is_object) => chat(&at, &list)?,
+            Ok(Value::Array(list)) if !list.is_empty() && list.iter().all(is_message) => chat(&at, &list)?,
             _ => vec![ChatMessage::new(Role::User, text.as_str())],
         },
         Value::Array(list) if field == "prompt" => chat(&at, list)?,
@@ -33,12 +34,19 @@ pub fn messages(instance: &Instance, instead: &[&str], system: &str) -> Result<V
         return Err(Malformed::new(at, "expected some text, found none"));
     }
     let own_system = instance.common().ok().and_then(|common| common.system_prompt);
-    if own_system.is_some() || messages[0].role != Role::System {
+    if own_system.is_some() {
         messages.retain(|message| message.role != Role::System);
+    }
+    if messages.iter().all(|message| message.role != Role::System) {
         let text = own_system.as_deref().unwrap_or(system).trim();
         messages.insert(0, ChatMessage::new(Role::System, text));
     }
     Ok(messages)
+}
+
+/// Tells a chat message from any other object that a prompt's text may hold.
+fn is_message(value: &Value) -> bool {
+    value.get("role").is_some_and(Value::is_string) && value.get("content").is_some()
 }
 
 fn chat(at: &str, list: &[Value]) -> Result<Vec<ChatMessage>, Malformed> {
@@ -90,7 +98,12 @@ mod tests {
         assert_eq!(read(json!({"prompt": "[{\"role\": \"user\", \"content\": \"1+1?\"}]"})).unwrap(), plain);
         assert_eq!(read(json!({"question": "1+1?"})).unwrap(), plain);
         assert_eq!(read(json!({"prompt": "1+1?", "problem": "other"})).unwrap(), plain);
-        assert_eq!(read(json!({"prompt": "[1, 2]"})).unwrap()[1].1, "[1, 2]");
+        for text in ["[1, 2]", "[{\"x\": 1}]", "[]", "{\"role\": \"user\"}"] {
+            assert_eq!(read(json!({"prompt": text})).unwrap()[1].1, text);
+        }
+        let later = read(json!({"prompt": [{"role": "user", "content": "x"}, {"role": "system", "content": "keep"},
+            {"role": "user", "content": "y"}]}));
+        assert_eq!(later.unwrap()[1], (Role::System, "keep".to_owned()));
         let own = read(json!({"prompt": [{"role": "system", "content": "mine"}, {"role": "user", "content": "x"}]}));
         assert_eq!(own.unwrap()[0].1, "mine");
         let named = read(json!({"system_prompt": "named", "prompt": [{"role": "system", "content": "mine"},

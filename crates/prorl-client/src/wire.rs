@@ -93,7 +93,7 @@ pub struct JobView {
 }
 
 /// The answer to a cancel.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 pub struct CancelRequested {
     /// Where the job was when the cancel came; `ended` jobs stay as they are.
     pub state: String,

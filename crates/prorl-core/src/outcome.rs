@@ -129,7 +129,7 @@ impl From<Stage> for CriticalError {
 }
 
 impl FailureClass {
-    /// Tells whether another attempt can end better. A handler's or scorer's fault repeats; the others may pass.
+    /// Tells whether another attempt can end better. A handler's fault and a broken image repeat; the others may pass.
     pub fn is_retryable(self) -> bool {
         !matches!(self, Self::Handler | Self::Image)
     }

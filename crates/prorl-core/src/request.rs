@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value};
 
 use crate::{GroupId, JobId, WeightVersion};
@@ -172,34 +172,83 @@ impl Instance {
     }
 }
 
-/// How the policy is sampled, and how long its answers and conversation may be.
+/// Takes null for a field's default, as the original server's clients send it.
+fn or_default<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
+    deserializer: D,
+    of: impl FnOnce(SamplingParams) -> T,
+) -> Result<T, D::Error> {
+    let given = Option::deserialize(deserializer)?;
+    Ok(given.unwrap_or_else(|| of(SamplingParams::default())))
+}
+
+macro_rules! nullable {
+    ($($field:ident: $kind:ty),+ $(,)?) => {
+        mod nullable {
+            use super::{Deserializer, or_default};
+            $(pub(super) fn $field<'de, D: Deserializer<'de>>(deserializer: D) -> Result<$kind, D::Error> {
+                or_default(deserializer, |params| params.$field)
+            })+
+        }
+    };
+}
+
+nullable! {
+    temperature: f64, top_p: f64, top_k: i64, min_p: f64, max_tokens: u64, max_model_len: u64, max_iterations: u64,
+    enable_thinking: bool, tool_parser: String,
+}
+
+/// Takes one stop string, a list of them, or null.
+fn stop_strings<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged, expecting = "a stop string or a list of them")]
+    enum Stop {
+        One(String),
+        Many(Vec<String>),
+    }
+    Ok(match Option::deserialize(deserializer)? {
+        None => Vec::new(),
+        Some(Stop::One(stop)) => vec![stop],
+        Some(Stop::Many(stops)) => stops,
+    })
+}
+
+/// How the policy is sampled, and how long its answers and conversation may be. Null is a field's default.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct SamplingParams {
     /// The model's name for backends that want one.
     pub model: Option<String>,
     /// Temperature, 0 for greedy.
+    #[serde(deserialize_with = "nullable::temperature")]
     pub temperature: f64,
     /// Nucleus, above 0 and at most 1.
+    #[serde(deserialize_with = "nullable::top_p")]
     pub top_p: f64,
-    /// -1 for all.
+    /// The most probable ids to sample from; -1, or 0 as some engines have it, for all.
+    #[serde(deserialize_with = "nullable::top_k")]
     pub top_k: i64,
     /// From 0 to 1.
+    #[serde(deserialize_with = "nullable::min_p")]
     pub min_p: f64,
     /// Seed from which each call's own is derived.
     pub seed: Option<u64>,
     /// Ids sampled in one turn at most.
-    #[serde(alias = "max_output_tokens")]
+    #[serde(alias = "max_output_tokens", deserialize_with = "nullable::max_tokens")]
     pub max_tokens: u64,
     /// Ids of the whole conversation at most.
+    #[serde(deserialize_with = "nullable::max_model_len")]
     pub max_model_len: u64,
     /// Stop strings.
+    #[serde(deserialize_with = "stop_strings")]
     pub stop: Vec<String>,
     /// Turns at most.
+    #[serde(deserialize_with = "nullable::max_iterations")]
     pub max_iterations: u64,
     /// Whether the template lets the model think.
+    #[serde(deserialize_with = "nullable::enable_thinking")]
     pub enable_thinking: bool,
     /// How tool calls are written: `auto` or `hermes`.
+    #[serde(deserialize_with = "nullable::tool_parser")]
     pub tool_parser: String,
     /// Tokenizer folder or name; the server's when absent.
     #[serde(alias = "custom_tokenizer")]
@@ -254,7 +303,7 @@ impl SamplingParams {
         range("temperature", self.temperature, self.temperature >= 0.0, "a number of 0 or more")?;
         range("top_p", self.top_p, self.top_p > 0.0 && self.top_p <= 1.0, "a number above 0 and at most 1")?;
         range("min_p", self.min_p, (0.0..=1.0).contains(&self.min_p), "a number from 0 to 1")?;
-        range("top_k", self.top_k as f64, self.top_k == -1 || self.top_k >= 1, "-1 or a number of 1 or more")?;
+        range("top_k", self.top_k as f64, self.top_k >= -1, "-1 or a number of 0 or more")?;
         for (field, value) in [
             ("max_tokens", self.max_tokens),
             ("max_model_len", self.max_model_len),
@@ -286,7 +335,7 @@ impl SamplingParams {
         let shaped = [
             ("temperature", (self.temperature - 1.0).abs() > f64::EPSILON),
             ("top_p", self.top_p < 1.0),
-            ("top_k", self.top_k != -1),
+            ("top_k", self.top_k > 0),
             ("min_p", self.min_p > 0.0),
         ];
         let shaped: Vec<_> = shaped.iter().filter(|(_, set)| *set).map(|(name, _)| *name).collect();
@@ -498,6 +547,30 @@ mod tests {
     }
 
     #[test]
+    fn null_is_the_default_and_one_stop_string_is_a_list() {
+        let names = [
+            "model",
+            "temperature",
+            "top_p",
+            "top_k",
+            "min_p",
+            "seed",
+            "max_tokens",
+            "max_model_len",
+            "stop",
+            "max_iterations",
+            "enable_thinking",
+            "tool_parser",
+            "tokenizer",
+        ];
+        let nulls: Map<String, Value> = names.iter().map(|name| ((*name).to_owned(), Value::Null)).collect();
+        let request = parse(json!({"instance": {}, "sampling_params": nulls})).unwrap();
+        assert_eq!(request.sampling_params, SamplingParams::default());
+        let request = parse(json!({"instance": {}, "sampling_params": {"stop": "END", "top_k": 0}})).unwrap();
+        assert_eq!(request.sampling_params.stop, ["END"]);
+    }
+
+    #[test]
     fn mistakes_are_named() {
         let with = |field: &str, value: Value| {
             let mut request = json!({"instance": {}, "sampling_params": {}});
@@ -518,7 +591,8 @@ mod tests {
             ("sampling_params.token_level_generation", json!(false), "token-exact"),
             ("sampling_params.temperature", json!(-0.5), "sampling_params.temperature: expected a number of 0 or more"),
             ("sampling_params.top_p", json!(0), "sampling_params.top_p"),
-            ("sampling_params.top_k", json!(0), "sampling_params.top_k"),
+            ("sampling_params.top_k", json!(-2), "sampling_params.top_k"),
+            ("sampling_params.stop", json!(5), "a stop string or a list of them"),
             ("sampling_params.max_tokens", json!(0), "sampling_params.max_tokens"),
             ("sampling_params.tool_parser", json!("xml"), "auto, hermes"),
         ] {

@@ -467,6 +467,10 @@ fn draft(context: &JobContext, attempt: &Attempt) -> JobResult {
         result.git_patch.clone_from(&run.git_patch);
         result.usage = run.usage.clone();
     }
+    if result.outcome.trainable && result.traces.iter().all(|trace| trace.response_ids().is_empty()) {
+        // A prompt that did not fit, say: no turn was made, so there is nothing to train on, and no policy to judge.
+        (result.outcome.trainable, result.outcome.in_baseline, result.filter) = (false, false, true);
+    }
     if let Some(evaluation) = &attempt.evaluation {
         result.reward = Some(evaluation.reward);
         result.resolved = evaluation.reward > 0.99;

@@ -23,6 +23,8 @@ pub(crate) struct Load {
     pub(crate) assigned: u64,
     /// The count of [`Policy::Assigned`]; differs from `assigned` by where it started.
     rank: u64,
+    /// Number of its last assignment among those of all backends; 0 before its first.
+    last: u64,
     capacity: Option<usize>,
     open: bool,
 }
@@ -32,13 +34,16 @@ pub(crate) struct Load {
 pub(crate) struct Balance {
     policy: Policy,
     loads: BTreeMap<Slot, Load>,
-    /// Open backends with room, by policy's count; the one with fewer assignments, then the older one, wins a tie.
+    /// Open backends with room, by policy's count; the one that was assigned to least recently, then the older one, wins a
+    /// tie, so that jobs one after the other go round.
     order: BTreeSet<(u64, u64, Slot)>,
+    /// Assignments so far.
+    n_assigned: u64,
 }
 
 impl Balance {
     pub(crate) fn new(policy: Policy) -> Self {
-        Self { policy, loads: BTreeMap::new(), order: BTreeSet::new() }
+        Self { policy, loads: BTreeMap::new(), order: BTreeSet::new(), n_assigned: 0 }
     }
 
     /// Changes one backend's counts and puts it where it now belongs.
@@ -49,7 +54,7 @@ impl Balance {
                 Policy::Active => load.active as u64,
                 Policy::Assigned => load.rank,
             };
-            (count, load.assigned, slot)
+            (count, load.last, slot)
         };
         self.order.remove(&key(load));
         change(load);
@@ -83,10 +88,18 @@ impl Balance {
         });
     }
 
+    /// Tells whether a backend could take a task.
+    pub(crate) fn has_room(&self) -> bool {
+        !self.order.is_empty()
+    }
+
     /// Assigns a task: chooses the least loaded backend and counts it there.
     pub(crate) fn assign(&mut self) -> Option<Slot> {
         let (.., slot) = *self.order.first()?;
+        self.n_assigned += 1;
+        let number = self.n_assigned;
         self.update(slot, |load| {
+            load.last = number;
             load.active += 1;
             load.assigned += 1;
             load.rank += 1;
@@ -128,6 +141,25 @@ mod tests {
         balance.set_open(2, true);
         let next: Vec<_> = (0..30).map(|_| balance.assign().unwrap()).collect();
         assert_eq!(next.iter().filter(|slot| **slot == 2).count(), 10);
+    }
+
+    #[test]
+    fn tasks_one_after_the_other_go_round() {
+        for policy in [Policy::Active, Policy::Assigned] {
+            let mut balance = balance(policy, 2);
+            let next = |balance: &mut Balance| {
+                let slot = balance.assign().unwrap();
+                balance.release(slot);
+                slot
+            };
+            let slots: Vec<_> = (0..6).map(|_| next(&mut balance)).collect();
+            assert_eq!(slots, [0, 1, 0, 1, 0, 1], "{policy:?}");
+            // A new backend takes its turn, not every turn until it has caught up.
+            balance.insert(2, None);
+            balance.set_open(2, true);
+            let slots: Vec<_> = (0..6).map(|_| next(&mut balance)).collect();
+            assert_eq!(slots, [2, 0, 1, 2, 0, 1], "{policy:?}");
+        }
     }
 
     #[test]

@@ -15,7 +15,7 @@ use futures_util::future::join_all;
 use parking_lot::Mutex;
 use prorl_core::{WeightVersion, status::BackendStatus};
 use tokio::{
-    sync::oneshot,
+    sync::{Notify, oneshot},
     time::{sleep, timeout},
 };
 use tokio_util::sync::CancellationToken;
@@ -49,6 +49,8 @@ struct Inner {
     config: PoolConfig,
     http: Http,
     state: Mutex<State>,
+    /// Told when there is room for a task.
+    room: Notify,
 }
 
 /// The backends of a service. Cheap to clone; clones are one pool.
@@ -60,7 +62,7 @@ impl Pool {
     pub fn new(config: PoolConfig) -> Self {
         let http = Http::new(config.connect_timeout, config.max_answer_bytes);
         let state = State::new(config.policy);
-        Self(Arc::new(Inner { config, http, state: Mutex::new(state) }))
+        Self(Arc::new(Inner { config, http, state: Mutex::new(state), room: Notify::new() }))
     }
 
     /// Adds a backend, or updates the facts of one that is there; its tasks stay.
@@ -174,6 +176,22 @@ impl Pool {
             if let Ok(lease) = answer.await {
                 return lease;
             }
+        }
+    }
+
+    /// Waits until some healthy backend could take a task, without taking a place: nothing is assigned or counted, and by the
+    /// time that the caller acts another task may have come first.
+    ///
+    /// # Cancel safety
+    /// Dropping the future leaves nothing behind.
+    pub async fn ready(&self) {
+        loop {
+            // Made before looking, so that room that comes in between is not missed.
+            let told = self.0.room.notified();
+            if self.0.state.lock().has_room() {
+                return;
+            }
+            told.await;
         }
     }
 
@@ -298,10 +316,10 @@ impl Pool {
         Lease::new(self.clone(), slot, state.backends[&slot].address.as_str().into(), session)
     }
 
-    /// Gives free places to those who wait, first come first served.
+    /// Gives free places to those who wait, first come first served. Called whenever there may be more room.
     fn settle(&self) {
         let mut granted = Vec::new();
-        {
+        let has_room = {
             let mut state = self.0.state.lock();
             while let Some((number, _)) = state.waiting.first_key_value()
                 && let number = *number
@@ -310,6 +328,10 @@ impl Pool {
             {
                 granted.push((waiter.answer, self.lease(slot, waiter.session, &state)));
             }
+            state.has_room()
+        };
+        if has_room {
+            self.0.room.notify_waiters();
         }
         for (answer, lease) in granted {
             // Should the waiter be gone by now, the lease comes back, is dropped, and frees the place again.

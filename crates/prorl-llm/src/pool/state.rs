@@ -144,6 +144,11 @@ impl State {
         }
     }
 
+    /// Tells whether a task that came now would get a backend.
+    pub(super) fn has_room(&self) -> bool {
+        self.waiting.is_empty() && self.balance.has_room()
+    }
+
     pub(super) fn assign_now(&mut self) -> Option<Slot> {
         // Who waits comes first, also in the moment between a place becoming free and its being granted.
         if self.waiting.is_empty() { self.balance.assign() } else { None }

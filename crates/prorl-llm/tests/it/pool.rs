@@ -80,6 +80,53 @@ async fn tasks_spread_evenly_and_stay() {
 }
 
 #[tokio::test]
+async fn being_told_of_room_counts_nothing() {
+    for policy in [Policy::Active, Policy::Assigned] {
+        let pool = pool_of(policy, 2).await;
+        let mut addresses = Vec::new();
+        for _ in 0..12 {
+            timeout(LIMIT, pool.ready()).await.unwrap();
+            addresses.push(pool.acquire("t").await.address().to_owned());
+            timeout(LIMIT, pool.ready()).await.unwrap();
+        }
+        assert!(addresses.windows(2).all(|pair| pair[0] != pair[1]), "{policy:?}: {addresses:?}");
+        let assigned: Vec<u64> = pool.list().iter().map(|status| status.assigned).collect();
+        assert_eq!((assigned, active(&pool)), (vec![6, 6], vec![0, 0]), "{policy:?}");
+    }
+}
+
+#[tokio::test]
+async fn who_waits_for_room_is_told_of_each_way_it_comes() {
+    let pool = Pool::new(config());
+    let mut ready = Box::pin(pool.ready());
+    assert!(futures_util::poll!(ready.as_mut()).is_pending());
+    // A backend comes.
+    let spec = BackendSpec { max_concurrent: NonZeroUsize::new(1), ..unprobed("http://127.0.0.1:1") };
+    pool.add(spec.clone()).await.unwrap();
+    timeout(LIMIT, ready).await.unwrap();
+    // A place becomes free, and nobody else waits for it.
+    let lease = pool.acquire("t").await;
+    let mut ready = Box::pin(pool.ready());
+    let mut gone = Box::pin(pool.ready());
+    let mut next = Box::pin(pool.acquire("next"));
+    assert!(futures_util::poll!(ready.as_mut()).is_pending());
+    assert!(futures_util::poll!(gone.as_mut()).is_pending());
+    assert!(futures_util::poll!(next.as_mut()).is_pending());
+    drop(gone);
+    drop(lease);
+    assert!(futures_util::poll!(ready.as_mut()).is_pending());
+    drop(timeout(LIMIT, next).await.unwrap());
+    timeout(LIMIT, ready).await.unwrap();
+    // All backends are replaced.
+    let _lease = pool.acquire("t").await;
+    let mut ready = Box::pin(pool.ready());
+    assert!(futures_util::poll!(ready.as_mut()).is_pending());
+    pool.swap(vec![unprobed("http://127.0.0.1:2")], None).await.unwrap();
+    timeout(LIMIT, ready).await.unwrap();
+    assert_eq!(pool.n_waiting(), 0);
+}
+
+#[tokio::test]
 async fn waiters_are_served_in_turn_and_may_leave() {
     let pool = Pool::new(config());
     let spec = BackendSpec { max_concurrent: NonZeroUsize::new(1), ..unprobed("http://127.0.0.1:1") };
@@ -217,9 +264,12 @@ async fn a_backend_that_starts_later_is_used_then() {
         assert!(!lease.is_alive() && pool.try_acquire("u").is_none());
 
         // It is back: a probe takes it in again.
+        let mut ready = Box::pin(pool.ready());
+        assert!(futures_util::poll!(ready.as_mut()).is_pending());
         let mock =
             MockLlm::start(TcpListener::bind(address).await.unwrap(), ChatTokenizer::builtin(), Script::default())
                 .unwrap();
+        timeout(LIMIT, ready).await.unwrap();
         let again = timeout(LIMIT, pool.acquire("u")).await.unwrap();
         assert!(again.is_alive() && lease.is_alive());
         mock.shutdown().await.unwrap();
