@@ -67,6 +67,25 @@ async fn a_backend_that_misbehaves_fails_its_job_by_name_and_the_next_one_runs()
 }
 
 #[tokio::test]
+async fn a_job_that_ends_in_init_has_a_whole_result_too() {
+    let mock = mock(&json!({"default": {"turns": [finish("4")]}})).await;
+    let serve = Serve::with_mock(&["--max-init-workers", "1"], &mock).await;
+    let good = serve.post("/process", &math("good", "4")).await.1;
+    let mut request = math("good", "4");
+    request["stage_timeouts"] = json!({"init": 0.000_001});
+    let (status, result) = serve.post("/process", &request).await;
+    assert_eq!((status, &result["outcome"]["status"]), (200, &json!("timeout")), "{result}");
+    assert_eq!((&result["outcome"]["stage"], &result["critical_error"]), (&json!("init"), &json!("timeout")));
+    assert_eq!((&result["reward"], &result["filter"]), (&Value::Null, &json!(true)));
+    let names = |result: &Value| result.as_object().unwrap().keys().cloned().collect::<Vec<_>>();
+    assert_eq!(names(&result), names(&good), "every field is there, whatever happened");
+    until("the sandboxes' end", || async { descendants(serve.pid()).is_empty() }).await;
+    assert_eq!(serve.post("/process", &math("good", "4")).await.1["reward"], 1.0);
+    serve.stop().await;
+    mock.shutdown().await.unwrap();
+}
+
+#[tokio::test]
 async fn a_sandbox_that_dies_fails_its_job_by_name() {
     let mock = mock(&json!({"tasks": [
         {"match": "die", "turns": [python("import time\nprint('up', flush=True)\ntime.sleep(60)")]},

@@ -131,6 +131,8 @@ async fn wrong_and_unreadable_answers_are_scored_and_say_why() {
         {"match": "malformed", "turns": ["<tool_call>\n{\"name\": \"finish\"\n</tool_call>", finish("4")]},
         {"match": "unknown tool", "turns": [support::call("execute_bash", &json!({"command": "ls"})), finish("4")]},
         {"match": "cut short", "turns": ["word ".repeat(200)]},
+        {"match": "only code", "turns": [python("x = 4 # \\boxed{4}")]},
+        {"match": "said beside code", "turns": [format!("It is \\boxed{{4}}.\n{}", python("x = 5"))]},
     ]});
     let mock = mock(&script).await;
     let serve = Serve::with_mock(&[], &mock).await;
@@ -150,6 +152,13 @@ async fn wrong_and_unreadable_answers_are_scored_and_say_why() {
     assert_eq!(unknown["reward"], 1.0);
     let told = unknown["messages"][3]["content"].as_str().unwrap();
     assert!(told.contains("execute_bash") && told.contains("finish"), "{told}");
+
+    for (prompt, reward) in [("only code", 0.0), ("said beside code", 1.0)] {
+        let mut request = math(prompt, "4");
+        request["sampling_params"] = json!({"max_iterations": 1});
+        let (_, result) = serve.post("/process", &request).await;
+        assert_eq!((&result["outcome"]["stop_reason"], &result["reward"]), (&json!("max_turns"), &json!(reward)));
+    }
 
     let mut cut = math("cut short", "4");
     cut["sampling_params"] = json!({"max_tokens": 20, "max_iterations": 2});

@@ -49,6 +49,7 @@ struct State {
     usage: Usage,
     stop_reason: StopReason,
     finish: Option<String>,
+    said: String,
     end_properly: bool,
     tools: Vec<serde_json::Value>,
     input_ids: prorl_core::request::InputIds,
@@ -69,6 +70,7 @@ impl State {
             trajectory: Trajectory { messages, traces },
             stop_reason: self.stop_reason,
             finish: self.finish.clone(),
+            said: self.said.clone(),
             end_properly: self.end_properly,
             tools: self.tools.clone(),
             usage: self.usage.clone(),
@@ -122,6 +124,7 @@ impl<'a> Agent<'a> {
             usage: Usage::default(),
             stop_reason: StopReason::Error,
             finish: None,
+            said: String::new(),
             end_properly: false,
             tools: schemas,
             input_ids: job.request().include.input_ids.unwrap_or_default(),
@@ -192,13 +195,15 @@ impl<'a> Agent<'a> {
     /// Puts a turn into the ledger and reads its tool calls.
     fn record(&self, generation: Generation, n_prompt: usize, turn: u64) -> (FinishReason, ParsedTurn) {
         let text = self.tokenizer.decode_text(generation.completion.ids());
-        let mut parsed = parse::parse_hermes(&text);
+        let start = self.state.lock().ledger.turn_start();
+        let mut parsed = parse::parse_hermes_from(start, &text);
         parsed.number_calls(usize::try_from(turn).unwrap_or(usize::MAX));
         let finish_reason = generation.finish_reason;
         let mut state = self.state.lock();
         state.usage.turns += 1;
         state.usage.prompt_tokens += n_prompt as u64;
         state.usage.completion_tokens += generation.completion.ids().len() as u64;
+        state.said.clone_from(&parsed.content);
         state.end_properly = parsed.malformed.is_empty() && finish_reason == FinishReason::Stop;
         state.ledger.push_turn(Turn {
             completion: generation.completion,

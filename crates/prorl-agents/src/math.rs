@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use prorl_core::{FailureClass, Instance, JobRequest, Malformed, SandboxHandle, request::kind_of};
-use prorl_llm::parse::parse_hermes;
 use prorl_pipeline::{AgentHandler, Evaluation, JobContext, Prepared, RunOutput, StageError};
 use prorl_tools::host::Toolbox;
 use serde_json::{Map, Value, json};
@@ -116,10 +115,8 @@ impl AgentHandler for Math {
 
     async fn eval(&self, job: &JobContext, _: &Prepared, run: &RunOutput) -> Result<Evaluation, StageError> {
         let truth = ground_truth(job.instance()).map_err(|problem| as_handler_error(&problem))?;
-        let said = match &run.finish {
-            Some(message) => message.clone(),
-            None => last_words(run),
-        };
+        // Code in a tool call is no answer, so without the finish tool only what the last turn says beside it is graded.
+        let said = run.finish.as_ref().unwrap_or(&run.said).clone();
         let graded = tokio::task::spawn_blocking(move || (grade(&said, &truth), truth))
             .await
             .map_err(|join| StageError::text(FailureClass::Scorer, format!("the scorer broke: {join}")))?;
@@ -131,39 +128,9 @@ impl AgentHandler for Math {
     }
 }
 
-/// Returns what the last turn says beside its thinking and its tool calls: the answer of a policy that did not call finish.
-fn last_words(run: &RunOutput) -> String {
-    let turn = run.trajectory.messages.iter().rev().find(|message| message.is_turn());
-    turn.map(|message| parse_hermes(&message.content.text()).content).unwrap_or_default()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::score::math::Verdict;
-
-    #[test]
-    fn code_that_was_never_an_answer_is_not_graded() {
-        let said = |text: &str| {
-            let turn = prorl_core::message::TurnInfo {
-                tool_calls: vec![],
-                finish_reason: prorl_core::message::FinishReason::Stop,
-                weight_version: 0,
-                backend: String::new(),
-            };
-            let message = prorl_core::Message {
-                turn: Some(turn),
-                ..prorl_core::Message::fed(prorl_core::Role::Assistant, text, vec![])
-            };
-            let mut run = RunOutput::default();
-            run.trajectory.messages.push(message);
-            last_words(&run)
-        };
-        let call = "<tool_call>\n{\"name\": \"execute_ipython_cell\", \"arguments\": {\"code\": \"x = 42 # \\\\boxed{42}\"}}\n</tool_call>";
-        assert_ne!(grade(&said(call), "42").verdict, Verdict::Equal);
-        assert_eq!(grade(&said(&format!("It is \\boxed{{42}}.\n{call}")), "42").verdict, Verdict::Equal);
-        assert_ne!(grade(&said("<think>\\boxed{42}</think> I give up."), "42").verdict, Verdict::Equal);
-    }
 
     #[test]
     fn a_missing_or_odd_ground_truth_is_named() {

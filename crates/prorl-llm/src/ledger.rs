@@ -12,7 +12,10 @@ use prorl_core::{
 };
 use serde_json::Value;
 
-use crate::tokenizer::{ChatMessage, ChatOptions, ChatTokenizer, EncodeError};
+use crate::{
+    parse::TurnStart,
+    tokenizer::{ChatMessage, ChatOptions, ChatTokenizer, EncodeError},
+};
 
 /// One turn of the policy, as it came from a backend.
 #[derive(Clone, Debug, PartialEq)]
@@ -105,6 +108,11 @@ impl Ledger {
     /// Returns the number of turns so far.
     pub fn n_turns(&self) -> usize {
         self.n_turns
+    }
+
+    /// Returns what the next turn starts in, for [`parse_hermes_from`](crate::parse::parse_hermes_from).
+    pub fn turn_start(&self) -> TurnStart {
+        self.tokenizer.turn_start(self.options)
     }
 
     /// Appends a sampled turn, id by id as it came.

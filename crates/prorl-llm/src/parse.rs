@@ -5,10 +5,20 @@
 use prorl_core::ToolCall;
 use serde_json::{Map, Value};
 
-const THINK: &str = "<think>";
-const END_THINK: &str = "</think>";
+pub(crate) const THINK: &str = "<think>";
+pub(crate) const END_THINK: &str = "</think>";
 const CALL: &str = "<tool_call>";
 const END_CALL: &str = "</tool_call>";
+
+/// What a turn starts in; the generation prompt decides.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum TurnStart {
+    /// The turn opens its reasoning itself, if it has any.
+    #[default]
+    Answer,
+    /// The generation prompt opened reasoning: calls count only behind `</think>`.
+    Reasoning,
+}
 
 /// A turn, read.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -44,17 +54,29 @@ impl ParsedTurn {
 /// Reads a turn's text: `<think>…</think>` is reasoning, in which calls do not count; each
 /// `<tool_call>{"name": …, "arguments": {…}}</tool_call>` is a call; the rest is prose.
 ///
-/// A `</think>` without its opening tag closes reasoning that the generation prompt opened. Arguments may be a JSON text that
-/// holds an object. Nothing is repaired: what is not a call is named in [`ParsedTurn::malformed`].
+/// Without a call before it, a `</think>` that lacks its opening tag closes reasoning that the generation prompt opened; who
+/// knows whether it did uses [`parse_hermes_from`]. Arguments may be a JSON text that holds an object. Nothing is repaired:
+/// what is not a call is named in [`ParsedTurn::malformed`].
 pub fn parse_hermes(text: &str) -> ParsedTurn {
+    parse_hermes_from(TurnStart::Answer, text)
+}
+
+/// Reads a turn's text as [`parse_hermes`] does, knowing what it starts in.
+///
+/// Reasoning that is never closed is all there is: the turn was cut, and what looks like a call in it was only thought of.
+pub fn parse_hermes_from(start: TurnStart, text: &str) -> ParsedTurn {
     let mut turn = ParsedTurn::default();
     let mut prose = String::new();
     let mut rest = text;
-    if let Some((reasoning, answer)) = text.split_once(END_THINK)
-        && !reasoning.contains(THINK)
-        && !reasoning.contains(CALL)
-    {
-        turn.reasoning = Some(reasoning.trim().to_owned());
+    let closed = text.split_once(END_THINK);
+    let opened_by_prompt = match start {
+        TurnStart::Reasoning => Some(closed.unwrap_or((text, ""))),
+        TurnStart::Answer => closed.filter(|(reasoning, _)| !reasoning.contains(THINK) && !reasoning.contains(CALL)),
+    };
+    if let Some((reasoning, answer)) = opened_by_prompt {
+        // Some models open it once more.
+        let reasoning = reasoning.trim();
+        turn.reasoning = Some(reasoning.strip_prefix(THINK).unwrap_or(reasoning).trim().to_owned());
         rest = answer;
     }
     loop {
@@ -158,6 +180,22 @@ mod tests {
         assert_eq!((turn.reasoning.as_deref(), turn.content.as_str()), (Some("so it is 4"), "4"));
         let cut = parse_hermes("<think>so <tool_call>{\"name\": \"a\", \"arguments\": {}}</tool_call>");
         assert_eq!((cut.tool_calls.len(), cut.malformed.len(), cut.content.as_str()), (0, 0, ""));
+    }
+
+    #[test]
+    fn a_call_thought_of_behind_a_prompt_that_opens_reasoning_is_no_call() {
+        let call = |name: &str| format!("<tool_call>{{\"name\": \"{name}\", \"arguments\": {{}}}}</tool_call>");
+        let read = |text: &str| parse_hermes_from(TurnStart::Reasoning, text);
+        let turn = read(&format!("I might call {} but no.\n</think>\n\nSo: {}", call("rm"), call("ls")));
+        assert_eq!(calls(&turn), [("ls", json!({}))]);
+        assert_eq!((turn.content.as_str(), turn.malformed.len()), ("So:", 0));
+        assert!(turn.reasoning.as_deref().is_some_and(|text| text.ends_with("but no.")));
+        // Cut while it thought.
+        let turn = read(&format!("I might call {}", call("rm")));
+        assert_eq!((turn.tool_calls.len(), turn.malformed.len(), turn.content.as_str()), (0, 0, ""));
+        // Opened a second time by the turn itself.
+        let turn = read("<think>\nhm\n</think>4");
+        assert_eq!((turn.reasoning.as_deref(), turn.content.as_str()), (Some("hm"), "4"));
     }
 
     #[test]

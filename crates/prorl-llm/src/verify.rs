@@ -78,6 +78,8 @@ pub enum Broken {
     Filter { filter: bool, trainable: bool },
     #[error("{status} job is marked trainable or in the baseline")]
     Trainable { status: Status },
+    #[error("job is marked trainable, and no trace has a sampled id")]
+    NothingToTrainOn,
     #[error("a job with a failure class has no error text")]
     NoErrorText,
 }
@@ -194,6 +196,9 @@ fn check(claims: &Claims) -> Result<VerifyStats, Broken> {
     let in_messages = turns.map(|turn| turn.token_ids.len()).sum();
     if stats.n_sampled != in_messages {
         return Err(Broken::SampledCount { in_traces: stats.n_sampled, in_messages });
+    }
+    if claims.outcome.trainable && stats.n_sampled == 0 {
+        return Err(Broken::NothingToTrainOn);
     }
     if claims.messages.last().is_some_and(|last| !last.is_turn()) {
         return Err(Broken::LastMessage);

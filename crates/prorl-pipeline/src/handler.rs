@@ -83,6 +83,8 @@ pub struct RunOutput {
     pub stop_reason: StopReason,
     /// The text given to the finish tool, when that was the last action.
     pub finish: Option<String>,
+    /// What the last turn says beside its reasoning and its tool calls.
+    pub said: String,
     /// Whether the last turn has no format error.
     pub end_properly: bool,
     /// Schemas of the tools offered.
@@ -101,6 +103,7 @@ impl Default for RunOutput {
             trajectory: Trajectory::default(),
             stop_reason: StopReason::Error,
             finish: None,
+            said: String::new(),
             end_properly: false,
             tools: Vec::new(),
             artifacts: Map::new(),

@@ -62,6 +62,11 @@ pub(super) fn check(target: &Target, request: &GenerateRequest<'_>, parts: Parts
         FinishReason::Stop
     });
     let completion = Completion::new(ids, logprobs).map_err(|err| target.integrity(err))?;
+    // Last, so that an answer which fails by nothing else is known to be whole.
+    let n_ids = completion.ids().len();
+    if n_ids as u64 > request.max_tokens {
+        return Err(target.integrity(IntegrityError::TooManyIds { n_ids, max_tokens: request.max_tokens }));
+    }
     Ok(Sampled { completion, finish_reason })
 }
 

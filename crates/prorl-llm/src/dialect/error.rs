@@ -125,6 +125,14 @@ pub enum IntegrityError {
         /// The tokenizer's size.
         vocab_size: usize,
     },
+    /// More ids than were asked for.
+    #[error("{n_ids} sampled ids in the answer, and at most {max_tokens} were asked for")]
+    TooManyIds {
+        /// What came.
+        n_ids: usize,
+        /// What was asked for.
+        max_tokens: u64,
+    },
     /// The engine echoed another prompt than was sent.
     #[error("the echoed prompt differs from the one sent at position {index}")]
     PromptEcho {

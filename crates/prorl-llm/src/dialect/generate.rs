@@ -3,7 +3,7 @@
 use prorl_core::{SamplingParams, TokenId};
 use serde::{Deserialize, Serialize};
 
-use super::{Dialect, Found, GenerateRequest, LlmError, Sampled, Target, answer, judge, probe_request};
+use super::{Dialect, Found, GenerateRequest, LlmError, Sampled, Target, answer, is_missing, judge, probe_request};
 use crate::http::Http;
 
 #[derive(Serialize)]
@@ -49,8 +49,19 @@ pub(super) fn read(target: &Target, request: &GenerateRequest<'_>, body: &[u8]) 
     answer::check(target, request, answer::Parts { ids: response_ids, logprobs, finish_reason })
 }
 
+/// Asks for one id; `None` when there is no `/generate`.
+pub(super) async fn probe_if_there(http: &Http, target: &Target) -> Option<Found> {
+    let result = probe_call(http, target).await;
+    let missing =
+        matches!(result, Err(LlmError::Refused { status, .. } | LlmError::Status { status, .. }) if is_missing(status));
+    (!missing).then(|| judge(result, Dialect::Generate, target.model.clone()))
+}
+
 pub(super) async fn probe(http: &Http, target: &Target) -> Found {
+    judge(probe_call(http, target).await, Dialect::Generate, target.model.clone())
+}
+
+async fn probe_call(http: &Http, target: &Target) -> Result<Sampled, LlmError> {
     let params = SamplingParams::default();
-    let result = super::generate(http, target, Dialect::Generate, &probe_request(&params)).await;
-    judge(result, Dialect::Generate, target.model.clone())
+    super::generate(http, target, Dialect::Generate, &probe_request(&params)).await
 }

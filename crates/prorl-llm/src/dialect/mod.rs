@@ -19,7 +19,7 @@ use crate::http::{Answer, CallError, Http, Names};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
-    /// Found out by asking: `vllm`, then `generate`.
+    /// Found out by asking: `vllm`, then `generate`; the other way round where no models are listed.
     #[default]
     Auto,
     /// vLLM's `/v1/completions` with `return_token_ids`.
@@ -193,14 +193,32 @@ pub(crate) async fn probe(http: &Http, target: &Target, kind: Kind) -> Found {
         Kind::VllmGenerate | Kind::Sglang => {
             Found::Unusable(format!("the {} dialect is not supported yet", kind.as_str()))
         }
-        Kind::Auto => match vllm::probe(http, target).await {
-            Found::Unusable(vllm) => match generate::probe(http, target).await {
-                Found::Unusable(generate) => Found::Unusable(format!("as vllm: {vllm}; as generate: {generate}")),
-                found => found,
-            },
+        Kind::Auto => probe_any(http, target).await,
+    }
+}
+
+async fn probe_any(http: &Http, target: &Target) -> Found {
+    let vllm = match vllm::named(http, target).await {
+        // A server that lists no models is more likely to be the original's, if it has that endpoint.
+        Ok(None) => match generate::probe_if_there(http, target).await {
+            Some(found) => return found,
+            None => vllm::probe_as(http, target, None).await,
+        },
+        Ok(model) => vllm::probe_as(http, target, model).await,
+        Err(found) => found,
+    };
+    match vllm {
+        Found::Unusable(vllm) => match generate::probe(http, target).await {
+            Found::Unusable(generate) => Found::Unusable(format!("as vllm: {vllm}; as generate: {generate}")),
             found => found,
         },
+        found => found,
     }
+}
+
+/// Whether a status says that there is no such endpoint. Python's plain server says 501 where it knows no GET at all.
+pub(crate) fn is_missing(status: u16) -> bool {
+    matches!(status, 404 | 405 | 501)
 }
 
 /// The smallest request that shows whether a backend returns what is needed.
@@ -221,7 +239,11 @@ fn probe_request(params: &SamplingParams) -> GenerateRequest<'_> {
 /// Sorts the outcome of a probing call.
 fn judge(result: Result<Sampled, LlmError>, dialect: Dialect, model: Option<String>) -> Found {
     match result {
-        Ok(_) => Found::Usable { dialect, model },
+        // A server with a script may say more than it was asked for. Ids and log-probabilities are there all the same, and
+        // each turn checks its own.
+        Ok(_) | Err(LlmError::Integrity { problem: IntegrityError::TooManyIds { .. }, .. }) => {
+            Found::Usable { dialect, model }
+        }
         // Not there, or what a proxy or an engine says that is still loading or is paused.
         Err(
             err @ (LlmError::Connect { .. }

@@ -3,7 +3,7 @@
 use prorl_core::{SamplingParams, TokenId};
 use serde::{Deserialize, Serialize};
 
-use super::{Dialect, Found, GenerateRequest, LlmError, Sampled, Target, answer, judge, probe_request};
+use super::{Dialect, Found, GenerateRequest, LlmError, Sampled, Target, answer, is_missing, judge, probe_request};
 use crate::http::Http;
 
 #[derive(Serialize)]
@@ -91,33 +91,45 @@ pub(super) fn read(target: &Target, request: &GenerateRequest<'_>, body: &[u8]) 
     answer::check(target, request, parts)
 }
 
-/// Asks for the model's name first, which a completion needs.
+/// Asks for the model's name first, where the server can say it. One that cannot is asked without: vLLM then takes its own.
 pub(super) async fn probe(http: &Http, target: &Target) -> Found {
-    let model = match &target.model {
-        Some(model) => model.clone(),
-        None => match first_model(http, target).await {
-            Ok(model) => model,
-            Err(found) => return found,
-        },
-    };
-    let target = Target { model: Some(model.clone()), ..target.clone() };
-    let params = SamplingParams::default();
-    let result = super::generate(http, &target, Dialect::Vllm, &probe_request(&params)).await;
-    judge(result, Dialect::Vllm, Some(model))
+    match named(http, target).await {
+        Ok(model) => probe_as(http, target, model).await,
+        Err(found) => found,
+    }
 }
 
-async fn first_model(http: &Http, target: &Target) -> Result<String, Found> {
+/// Returns the model's name, `None` when the server does not list any, or why it cannot be used.
+pub(super) async fn named(http: &Http, target: &Target) -> Result<Option<String>, Found> {
+    match &target.model {
+        Some(model) => Ok(Some(model.clone())),
+        None => first_model(http, target).await,
+    }
+}
+
+/// Asks for one id of this model.
+pub(super) async fn probe_as(http: &Http, target: &Target, model: Option<String>) -> Found {
+    let target = Target { model: model.clone(), ..target.clone() };
+    let params = SamplingParams::default();
+    let result = super::generate(http, &target, Dialect::Vllm, &probe_request(&params)).await;
+    judge(result, Dialect::Vllm, model)
+}
+
+async fn first_model(http: &Http, target: &Target) -> Result<Option<String>, Found> {
     let answer = http.get(&format!("{}/v1/models", target.base), target.api_key.as_ref()).await;
     let answer = answer.map_err(|err| Found::Unreachable(target.call_error(err).to_string()))?;
     if matches!(answer.status, 408 | 425 | 429 | 502..=504) {
         return Err(Found::Unreachable(target.refusal(&answer, 0).to_string()));
     }
     let unusable = |problem: String| Found::Unusable(format!("GET /v1/models: {problem}"));
+    if is_missing(answer.status) {
+        return Ok(None);
+    }
     if !answer.is_success() {
         return Err(unusable(format!("{} {}", answer.status, answer.excerpt())));
     }
     let models: Models = serde_json::from_slice(&answer.body).map_err(|err| unusable(err.to_string()))?;
-    models.data.into_iter().next().map(|model| model.id).ok_or_else(|| unusable("no model".to_owned()))
+    models.data.into_iter().next().map(|model| Some(model.id)).ok_or_else(|| unusable("no model".to_owned()))
 }
 
 #[cfg(test)]
@@ -150,7 +162,9 @@ mod tests {
         let prompt: Vec<TokenId> =
             serde_json::from_value(recording["request"]["body"]["prompt"].clone()).unwrap_or_default();
         let params = SamplingParams::default();
-        let request = GenerateRequest { prompt_ids: &prompt, vocab_size: VOCAB_SIZE, ..probe_request(&params) };
+        let max_tokens = recording["request"]["body"]["max_tokens"].as_u64().unwrap_or(16);
+        let request =
+            GenerateRequest { prompt_ids: &prompt, vocab_size: VOCAB_SIZE, max_tokens, ..probe_request(&params) };
         let body = serde_json::to_vec(&recording["response"]["body"]).unwrap();
         let status = u16::try_from(recording["response"]["status"].as_u64().unwrap()).unwrap();
         let answer = Answer { status, body: Bytes::from(body) };
@@ -246,6 +260,11 @@ mod tests {
                 body["choices"][0]["logprobs"] = logprobs;
             }))
         };
+        let too_many = replay_changed("completions-ids-logprobs0", |body| {
+            body["choices"][0]["token_ids"] = serde_json::json!(vec![1; 9]);
+            body["choices"][0]["logprobs"] = serde_json::json!({"token_logprobs": vec![-0.5; 9]});
+        });
+        assert_eq!(integrity(too_many), IntegrityError::TooManyIds { n_ids: 9, max_tokens: 8 });
         assert_eq!(two(logprobs(Value::Null)), IntegrityError::MissingLogprob { index: 1 });
         assert!(matches!(two(logprobs(serde_json::json!(0.25))), IntegrityError::Logprobs(_)));
     }

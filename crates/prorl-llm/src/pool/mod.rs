@@ -273,11 +273,15 @@ impl Pool {
         state.reopen(slot);
     }
 
-    /// Asks a backend whether it is alive: any answer below 500 says so.
+    /// Asks a backend whether it is alive: any answer below 500 says so, and one that there is no such endpoint.
     async fn health(&self, target: &Target) -> Result<(), String> {
         let url = format!("{}/health", target.base);
         let answer = self.0.http.get(&url, target.api_key.as_ref()).await.map_err(|err| err.to_string())?;
-        if answer.status >= 500 { Err(format!("GET /health: {}", answer.status)) } else { Ok(()) }
+        if answer.status >= 500 && !dialect::is_missing(answer.status) {
+            Err(format!("GET /health: {}", answer.status))
+        } else {
+            Ok(())
+        }
     }
 
     /// Parses an address and looks at the backend there.

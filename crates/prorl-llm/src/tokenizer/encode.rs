@@ -10,6 +10,7 @@ use super::{
     ChatMessage, ChatOptions, EncodeError, Inner,
     added::{Break, choose_marker, texts_of},
 };
+use crate::parse::{END_THINK, THINK};
 
 /// Ids of consecutive messages, and where each message ends in them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -30,13 +31,17 @@ struct Scene<'a> {
 
 impl Scene<'_> {
     fn render(&self, messages: &[JinjaValue], add_generation_prompt: bool) -> Result<String, EncodeError> {
-        let variables = context! {
+        let variables = self.variables(messages, add_generation_prompt);
+        self.inner.template.render(variables).map_err(EncodeError::Template)
+    }
+
+    fn variables(&self, messages: &[JinjaValue], add_generation_prompt: bool) -> JinjaValue {
+        context! {
             messages => messages,
             tools => self.tools.clone(),
             add_generation_prompt => add_generation_prompt,
             enable_thinking => self.options.enable_thinking,
-        };
-        self.inner.template.render(variables).map_err(EncodeError::Template)
+        }
     }
 }
 
@@ -52,6 +57,28 @@ impl Inner {
     ) -> Result<String, EncodeError> {
         let values = self.values(messages, marker)?;
         self.scene(tools, options, marker).render(&values, add_generation_prompt)
+    }
+
+    /// Returns the first undefined variable that the template writes for this conversation.
+    pub(super) fn undefined_output(
+        &self,
+        messages: &[ChatMessage],
+        tools: &[Value],
+        options: ChatOptions,
+    ) -> Result<Option<String>, EncodeError> {
+        let values = self.values(messages, None)?;
+        Ok(self.template.undefined_output(self.scene(tools, options, None).variables(&values, true)))
+    }
+
+    /// Tells whether the generation prompt ends inside reasoning: the last of its tags opens some.
+    pub(super) fn opens_reasoning(&self, options: ChatOptions) -> Result<bool, EncodeError> {
+        let said = [ChatMessage::user("x")];
+        let (without, with) =
+            (self.render(&said, &[], options, None, false)?, self.render(&said, &[], options, None, true)?);
+        let agreed = without.bytes().zip(with.bytes()).take_while(|(a, b)| a == b).count();
+        let rest = &with.as_bytes()[agreed..];
+        let last = |tag: &str| rest.windows(tag.len()).rposition(|window| window == tag.as_bytes());
+        Ok(last(THINK) > last(END_THINK))
     }
 
     fn scene(&self, tools: &[Value], options: ChatOptions, marker: Option<char>) -> Scene<'_> {

@@ -7,11 +7,12 @@ use serde::Deserialize;
 use tokenizers::{PostProcessorWrapper, Tokenizer, TokenizerBuilder};
 
 use super::{
-    Inner, TokenizerError,
+    ChatOptions, Inner, TokenizerError,
     added::{AddedToken, AddedTokens},
     proof,
     template::ChatTemplate,
 };
+use crate::parse::TurnStart;
 
 const TOKENIZER: &str = "tokenizer.json";
 const CONFIG: &str = "tokenizer_config.json";
@@ -20,7 +21,10 @@ const TEMPLATE: &str = "chat_template.jinja";
 /// What is used of `tokenizer_config.json`.
 #[derive(Deserialize)]
 struct Config {
+    bos_token: Option<TokenText>,
     eos_token: Option<TokenText>,
+    pad_token: Option<TokenText>,
+    unk_token: Option<TokenText>,
     chat_template: Option<ConfiguredTemplate>,
 }
 
@@ -30,6 +34,14 @@ struct Config {
 enum TokenText {
     Text(String),
     Object { content: String },
+}
+
+impl TokenText {
+    fn into_text(self) -> String {
+        match self {
+            Self::Text(text) | Self::Object { content: text } => text,
+        }
+    }
 }
 
 /// One template, or several by name.
@@ -69,7 +81,15 @@ pub(super) fn from_bytes(
     let config: Config = serde_json::from_slice(config).map_err(|err| malformed(CONFIG, &err))?;
     let template = template.or_else(|| configured(config.chat_template));
     let template = template.ok_or_else(|| TokenizerError::NoChatTemplate { name: name.to_owned() })?;
-    let template = ChatTemplate::parse(&template)
+    let eos_token = config.eos_token.map(TokenText::into_text);
+    let tokens = [
+        ("bos_token", config.bos_token.map(TokenText::into_text)),
+        ("eos_token", eos_token.clone()),
+        ("pad_token", config.pad_token.map(TokenText::into_text)),
+        ("unk_token", config.unk_token.map(TokenText::into_text)),
+    ];
+    let tokens = tokens.into_iter().filter_map(|(name, text)| Some((name, text?))).collect();
+    let template = ChatTemplate::parse(&template, tokens)
         .map_err(|problem| TokenizerError::Template { name: name.to_owned(), problem })?;
 
     let full = Tokenizer::from_bytes(tokenizer).map_err(|err| malformed(TOKENIZER, &err))?;
@@ -79,10 +99,7 @@ pub(super) fn from_bytes(
         // A marker could not break it.
         return Err(refuse(format!("its added token {:?} is a single character", short.content)));
     }
-    let Some(TokenText::Text(end_of_turn_text) | TokenText::Object { content: end_of_turn_text }) = config.eos_token
-    else {
-        return Err(malformed(CONFIG, &"no eos_token, which ends a turn"));
-    };
+    let end_of_turn_text = eos_token.ok_or_else(|| malformed(CONFIG, &"no eos_token, which ends a turn"))?;
     let end_of_turn = added
         .by_content(&end_of_turn_text)
         .ok_or_else(|| malformed(CONFIG, &format!("eos_token {end_of_turn_text:?} is no added token of {TOKENIZER}")))?
@@ -90,8 +107,22 @@ pub(super) fn from_bytes(
     let plain = without_added_tokens(&full).map_err(|err| malformed(TOKENIZER, &err))?;
     let highest = plain.get_vocab(false).into_values().chain(added.tokens().iter().map(|token| token.id)).max();
     let vocab_size = highest.map_or(0, |highest| highest as usize + 1);
-    let inner = Inner { name: name.to_owned(), plain, added, template, end_of_turn, end_of_turn_text, vocab_size };
+    let mut inner = Inner {
+        name: name.to_owned(),
+        plain,
+        added,
+        template,
+        end_of_turn,
+        end_of_turn_text,
+        vocab_size,
+        turn_starts: [TurnStart::Answer; 2],
+    };
     proof::prove(&inner, &full).map_err(refuse)?;
+    for enable_thinking in [false, true] {
+        if inner.opens_reasoning(ChatOptions { enable_thinking }).map_err(|err| refuse(err.to_string()))? {
+            inner.turn_starts[usize::from(enable_thinking)] = TurnStart::Reasoning;
+        }
+    }
     Ok(inner)
 }
 

@@ -23,6 +23,7 @@ use serde_json::Value;
 pub use encode::Encoded;
 pub use message::ChatMessage;
 
+use crate::parse::TurnStart;
 use added::AddedTokens;
 use template::ChatTemplate;
 
@@ -126,6 +127,8 @@ struct Inner {
     end_of_turn: TokenId,
     end_of_turn_text: String,
     vocab_size: usize,
+    /// How a turn starts when thinking is off, and when it is on.
+    turn_starts: [TurnStart; 2],
 }
 
 impl ChatTokenizer {
@@ -168,6 +171,12 @@ impl ChatTokenizer {
     /// Returns one more than the highest id, added tokens included. Sampled ids must be below it.
     pub fn vocab_size(&self) -> usize {
         self.0.vocab_size
+    }
+
+    /// Returns what a turn starts in: reasoning when the generation prompt ends inside `<think>`, as that of models which
+    /// always think does.
+    pub fn turn_start(&self, options: ChatOptions) -> TurnStart {
+        self.0.turn_starts[usize::from(options.enable_thinking)]
     }
 
     /// Returns the id that ends a turn, such as `<|im_end|>`.

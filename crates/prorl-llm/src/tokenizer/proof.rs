@@ -24,6 +24,7 @@ pub(super) fn prove(inner: &Inner, full: &Tokenizer) -> Result<(), String> {
             let at = |problem: String| {
                 format!("{} (thinking {}): {problem}", trial.name, if enable_thinking { "on" } else { "off" })
             };
+            only_defined_is_written(inner, &trial, options).map_err(at)?;
             prompt_equals_full_encoding(inner, full, &trial, options).map_err(at)?;
             suffixes_fit(inner, full, &trial, options).map_err(at)?;
         }
@@ -40,6 +41,11 @@ fn added_tokens_stay_apart(inner: &Inner) -> Result<(), String> {
         }
     }
     Ok(())
+}
+
+fn only_defined_is_written(inner: &Inner, trial: &Trial, options: ChatOptions) -> Result<(), String> {
+    let name = inner.undefined_output(&trial.messages, &trial.tools, options).map_err(|err| err.to_string())?;
+    name.map_or(Ok(()), |name| Err(format!("it writes {name}, which is not defined")))
 }
 
 fn full_encoding(full: &Tokenizer, text: &str) -> Result<Vec<TokenId>, String> {
@@ -87,6 +93,13 @@ fn suffixes_fit(inner: &Inner, full: &Tokenizer, trial: &Trial, options: ChatOpt
         };
         if !before.ends_with(&inner.end_of_turn_text) {
             return Err(format!("an assistant message does not end with {:?}", inner.end_of_turn_text));
+        }
+        // Text that moves, such as tools before the last user message, would be in the next prompt but not in ours.
+        let history =
+            inner.render(&trial.messages[..idx], &trial.tools, options, None, false).map_err(|err| err.to_string())?;
+        if !whole.starts_with(&history) {
+            let problem = "an assistant message and those behind it change what is rendered before them";
+            return Err(problem.to_owned());
         }
         // Where the template only appends, history, turn and suffix together are the full encoding.
         let prompt =

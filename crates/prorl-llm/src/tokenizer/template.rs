@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use minijinja::{
-    Environment, Error, ErrorKind, Value,
+    Environment, Error, ErrorKind, Value, escape_formatter,
     syntax::SyntaxConfig,
     value::{Kwargs, ValueKind},
 };
@@ -19,8 +19,8 @@ pub(crate) struct ChatTemplate {
 const NAME: &str = "chat_template";
 
 impl ChatTemplate {
-    /// Parses a template. The error names the line.
-    pub(crate) fn parse(source: &str) -> Result<Self, String> {
+    /// Parses a template, which finds `tokens` among its variables. The error names the line.
+    pub(crate) fn parse(source: &str, tokens: Vec<(&'static str, String)>) -> Result<Self, String> {
         let mut environment = Environment::new();
         let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
         environment.set_syntax(syntax.map_err(|err| describe(&err))?);
@@ -29,15 +29,37 @@ impl ChatTemplate {
         // The engine escapes only for names that end like web pages; this one has none of those endings.
         environment.add_filter("tojson", tojson);
         environment.add_function("raise_exception", raise_exception);
+        for (name, text) in tokens {
+            environment.add_global(name, text);
+        }
         environment.add_template_owned(NAME, source.to_owned()).map_err(|err| describe(&err))?;
         Ok(Self { environment })
     }
 
     /// Renders with the given variables.
     pub(crate) fn render(&self, variables: Value) -> Result<String, String> {
-        let template = self.environment.get_template(NAME).map_err(|err| describe(&err))?;
-        template.render(variables).map_err(|err| describe(&err))
+        render(&self.environment, variables).map_err(|err| describe(&err))
     }
+
+    /// Returns the first undefined variable that a rendering writes, where Python writes nothing: a template that wants a
+    /// token which the configuration lacks. Fields that messages do not have may be written, as may what a condition left out.
+    pub(crate) fn undefined_output(&self, variables: Value) -> Option<String> {
+        let mut strict = self.environment.clone();
+        strict.set_formatter(|out, state, value| {
+            if value.is_undefined() {
+                return Err(ErrorKind::UndefinedError.into());
+            }
+            escape_formatter(out, state, value)
+        });
+        let err = render(&strict, variables).err()?;
+        let source = strict.get_template(NAME).ok()?.source().get(err.range()?)?.to_owned();
+        let is_name = source.chars().all(|c| c.is_alphanumeric() || c == '_');
+        (err.kind() == ErrorKind::UndefinedError && is_name).then_some(source)
+    }
+}
+
+fn render(environment: &Environment<'_>, variables: Value) -> Result<String, Error> {
+    environment.get_template(NAME)?.render(variables)
 }
 
 /// What went wrong and where, on one line.
@@ -195,7 +217,7 @@ mod tests {
     use serde_json::json;
 
     fn render(source: &str, variables: serde_json::Value) -> Result<String, String> {
-        ChatTemplate::parse(source)?.render(Value::from(Serde(variables)))
+        ChatTemplate::parse(source, vec![])?.render(Value::from(Serde(variables)))
     }
 
     #[test]
@@ -221,6 +243,28 @@ mod tests {
         assert!(render("a\n{{ no_such() }}", json!({})).unwrap_err().contains("line 2"));
         let err = render("{{ raise_exception('only one system message') }}", json!({})).unwrap_err();
         assert!(err.contains("only one system message"), "{err}");
+    }
+
+    #[test]
+    fn tokens_are_variables_and_an_undefined_one_is_named() {
+        let parse = |source| ChatTemplate::parse(source, vec![("bos_token", "<s>".to_owned())]).unwrap();
+        let variables = || Value::from(Serde(json!({"messages": [{"role": "user"}]})));
+        let template = parse("{{ bos_token }}|{{- messages[0].role }}");
+        assert_eq!(template.render(variables()).unwrap(), "<s>|user");
+        assert_eq!(template.undefined_output(variables()), None);
+        for (source, expected) in [
+            ("{{ eos_token }}", Some("eos_token")),
+            ("x\n{%- for m in messages %}{{- eos_token -}}{% endfor %}", Some("eos_token")),
+            ("{% if eos_token is defined %}{{ eos_token }}{% endif %}", None),
+            ("{% if eos_token %}{{ eos_token }}{% endif %}", None),
+            ("{% for document in documents %}{{ document }}{% endfor %}", None),
+            ("{{ eos_token or '' }}", None),
+            ("{{ messages[0].name }}", None),
+            ("{{ 'x' if false }}", None),
+            ("{% set x = 1 %}{{ x }}", None),
+        ] {
+            assert_eq!(parse(source).undefined_output(variables()).as_deref(), expected, "{source}");
+        }
     }
 
     #[test]

@@ -2,7 +2,11 @@
 
 use proptest::prelude::*;
 use prorl_core::{Content, Part, Role, ToolCall};
-use prorl_llm::tokenizer::{ChatMessage, ChatOptions, ChatTokenizer, EncodeError, TokenizerError};
+use prorl_llm::{
+    ledger::Ledger,
+    parse::TurnStart,
+    tokenizer::{ChatMessage, ChatOptions, ChatTokenizer, EncodeError, TokenizerError},
+};
 use serde_json::json;
 
 use crate::support::{tokenizers, tools};
@@ -185,6 +189,14 @@ fn a_template_that_cannot_be_extended_is_refused() {
             "(message.content | replace('<tool_call>', '')) + '\\n</tool_response>'",
             "changes a tool message",
         ),
+        // Moves the tools to the last user message.
+        (
+            "'<|im_start|>user\\n' + message.content",
+            "'<|im_start|>user\\n' + ('[TOOLS]' if tools and messages[loop.index0:] | selectattr('role', 'equalto', 'user') | list | length == 1 else '') + message.content",
+            "change what is rendered before them",
+        ),
+        // Writes a token that the configuration does not name.
+        ("{%- for message in messages -%}", "{{- bos_token -}}{%- for message in messages -%}", "writes bos_token"),
     ] {
         let template = good.replace(from, to);
         assert_ne!(template, good);
@@ -192,6 +204,42 @@ fn a_template_that_cannot_be_extended_is_refused() {
         assert!(matches!(err, TokenizerError::NotExtendable { .. }), "{err}");
         assert!(err.to_string().contains(problem), "{err}");
     }
+}
+
+#[test]
+fn templates_know_the_special_tokens() {
+    let good = include_str!("../../assets/prorl-tiny/chat_template.jinja");
+    let template = format!("{{{{- bos_token ~ pad_token -}}}}{}", good.replace("'<|im_end|>\\n'", "eos_token + '\\n'"));
+    let dir = folder("chat_template.jinja", Some(&template));
+    let config = r#"{"eos_token": {"content": "<|im_end|>"}, "bos_token": "<|endoftext|>", "pad_token": {"content": "<|endoftext|>"}, "unk_token": null}"#;
+    std::fs::write(dir.path().join("tokenizer_config.json"), config).unwrap();
+    let tokenizer = ChatTokenizer::load(dir.path()).unwrap();
+    let encoded = tokenizer.encode_prompt(&[ChatMessage::user("a")], &[], OPTIONS).unwrap();
+    let token = tokenizer.token_to_id("<|endoftext|>").unwrap();
+    assert_eq!(encoded.ids[..2], [token, token]);
+    let rest = ChatTokenizer::builtin().encode_prompt(&[ChatMessage::user("a")], &[], OPTIONS).unwrap();
+    assert_eq!(encoded.ids[2..], rest.ids);
+}
+
+#[test]
+fn the_generation_prompt_says_what_a_turn_starts_in() {
+    for tokenizer in tokenizers() {
+        for enable_thinking in [true, false] {
+            // With thinking off it opens reasoning and closes it.
+            assert_eq!(tokenizer.turn_start(ChatOptions { enable_thinking }), TurnStart::Answer);
+        }
+    }
+    let good = include_str!("../../assets/prorl-tiny/chat_template.jinja");
+    let template = good.replace(
+        "    {%- if enable_thinking is defined and not",
+        "    {%- if enable_thinking -%}\n        {{- '<think>\\n' -}}\n    {%- endif -%}\n    {%- if enable_thinking is defined and not",
+    );
+    assert_ne!(template, good);
+    let tokenizer = ChatTokenizer::load(folder("chat_template.jinja", Some(&template)).path()).unwrap();
+    assert_eq!(tokenizer.turn_start(ChatOptions { enable_thinking: true }), TurnStart::Reasoning);
+    assert_eq!(tokenizer.turn_start(ChatOptions { enable_thinking: false }), TurnStart::Answer);
+    let ledger = Ledger::new(tokenizer, &[ChatMessage::user("</think> a")], &[], OPTIONS).unwrap();
+    assert_eq!(ledger.turn_start(), TurnStart::Reasoning);
 }
 
 #[test]

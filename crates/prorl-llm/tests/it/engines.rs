@@ -1,6 +1,6 @@
 //! Calls to engines: good answers bit for bit, bad ones by name, and nothing left open.
 
-use std::{convert::Infallible, time::Duration};
+use std::{convert::Infallible, num::NonZeroU32, time::Duration};
 
 use axum::{
     Router,
@@ -25,6 +25,7 @@ use tokio::{
     task::JoinSet,
     time::timeout,
 };
+use tokio_util::sync::CancellationToken;
 
 const LIMIT: Duration = Duration::from_secs(20);
 
@@ -240,18 +241,110 @@ async fn a_redirect_is_not_followed() {
 
 #[tokio::test]
 async fn one_that_returns_no_ids_is_unusable() {
-    let text_only = json!({"choices": [{"text": "hi", "finish_reason": "stop", "token_ids": null, "logprobs": null}]});
-    let router = Router::new()
-        .route("/v1/models", get(async || json!({"data": [{"id": "m"}]}).to_string()))
-        .route("/v1/completions", post(async move || text_only.to_string()));
-    with_server(router, async |address| {
-        let pool = Pool::new(PoolConfig::default());
-        let err = pool.add(BackendSpec::new(address)).await.unwrap_err();
-        let AddError::Unusable { reason, .. } = &err else { panic!("{err}") };
-        assert!(reason.contains("no sampled ids") && reason.contains("404"), "{reason}");
-        assert!(pool.list().is_empty());
-    })
-    .await;
+    let choice =
+        |ids: Value| json!({"choices": [{"text": "", "finish_reason": "stop", "token_ids": ids, "logprobs": null}]});
+    for (answer, problem) in [(choice(Value::Null), "no sampled ids"), (choice(json!([1, 2])), "no log-probabilities")]
+    {
+        let router = Router::new()
+            .route("/v1/models", get(async || json!({"data": [{"id": "m"}]}).to_string()))
+            .route("/v1/completions", post(async move || answer.to_string()));
+        with_server(router, async |address| {
+            let pool = Pool::new(PoolConfig::default());
+            let err = pool.add(BackendSpec::new(address)).await.unwrap_err();
+            let AddError::Unusable { reason, .. } = &err else { panic!("{err}") };
+            assert!(reason.contains(problem) && reason.contains("404"), "{reason}");
+            assert!(pool.list().is_empty());
+        })
+        .await;
+    }
+}
+
+/// Answers as vLLM or the original do, with three ids however few are asked for.
+fn completions() -> Router {
+    let choice = json!({"text": "", "finish_reason": "stop", "token_ids": [1, 2, 3], "logprobs": {"token_logprobs": [-1.0, -0.5, 0.0]}});
+    let answer = json!({"choices": [choice]}).to_string();
+    Router::new().route(
+        "/v1/completions",
+        post(async move |body: String| {
+            let body: Value = serde_json::from_str(&body).unwrap();
+            if body.get("model").is_some() { Err(StatusCode::NOT_FOUND) } else { Ok(answer) }
+        }),
+    )
+}
+
+fn original() -> Router {
+    let answer = json!({"response_ids": [1, 2, 3], "logprobs": [-1.0, -0.5, 0.0]}).to_string();
+    Router::new().route("/generate", post(async move || answer))
+}
+
+#[tokio::test]
+async fn a_server_that_lists_no_models_is_asked_without_one() {
+    for (router, kind, found) in [
+        (completions(), Kind::Vllm, Some("vllm")),
+        (completions(), Kind::Auto, Some("vllm")),
+        (completions().fallback(async || StatusCode::NOT_IMPLEMENTED), Kind::Auto, Some("vllm")),
+        (completions().merge(original()), Kind::Auto, Some("generate")),
+        (completions().merge(original()), Kind::Vllm, Some("vllm")),
+        (original(), Kind::Auto, Some("generate")),
+        (original(), Kind::Vllm, None),
+        (Router::new(), Kind::Auto, None),
+    ] {
+        with_server(router, async |address| {
+            let pool = Pool::new(PoolConfig::default());
+            let added = pool.add(BackendSpec { kind, ..BackendSpec::new(address) }).await;
+            match (added, found) {
+                (Ok(status), Some(found)) => assert_eq!((status.kind.as_str(), status.model), (found, None)),
+                (Err(AddError::Unusable { reason, .. }), None) => assert!(reason.contains("404"), "{reason}"),
+                (added, found) => panic!("{added:?} instead of {found:?}"),
+            }
+            let Some(lease) = pool.try_acquire("t") else { return };
+            let params = SamplingParams::default();
+            let request = |max_tokens| GenerateRequest {
+                prompt_ids: &[1],
+                params: &params,
+                max_tokens,
+                seed: None,
+                request_id: "r",
+                session_id: "t",
+                vocab_size: 9,
+            };
+            assert_eq!(lease.generate(&request(3), LIMIT).await.unwrap().completion.ids(), [1, 2, 3]);
+            let err = lease.generate(&request(2), LIMIT).await.unwrap_err();
+            assert_eq!(err.failure_class(), FailureClass::TokenIntegrity, "{err}");
+        })
+        .await;
+    }
+}
+
+#[tokio::test]
+async fn one_without_a_health_endpoint_is_healthy() {
+    for status in [StatusCode::NOT_FOUND, StatusCode::NOT_IMPLEMENTED] {
+        let (asked, mut probes) = tokio::sync::mpsc::unbounded_channel();
+        let fallback = async move || {
+            let _ = asked.send(());
+            status
+        };
+        with_server(Router::new().fallback(fallback), async |address| {
+            let config = PoolConfig {
+                probe_interval: Duration::from_millis(1),
+                eject_after: NonZeroU32::MIN,
+                ..PoolConfig::default()
+            };
+            let pool = Pool::new(config);
+            pool.add(unprobed(address, Kind::Generate)).await.unwrap();
+            let second = async {
+                probes.recv().await;
+                probes.recv().await;
+            };
+            // When the second probe comes the first has been judged.
+            tokio::select! {
+                () = pool.run(CancellationToken::new()) => {}
+                () = second => {}
+            }
+            assert!(pool.list()[0].healthy, "{status}");
+        })
+        .await;
+    }
 }
 
 #[tokio::test]

@@ -1,6 +1,6 @@
 //! Each broken promise is named.
 
-use prorl_core::{JobId, JobResult, Outcome, StopReason, request::InputIds};
+use prorl_core::{FailureClass, JobId, JobResult, Outcome, StopReason, request::InputIds};
 use prorl_llm::{
     ledger::Ledger,
     tokenizer::{ChatMessage, ChatOptions, ChatTokenizer},
@@ -132,6 +132,10 @@ fn each_broken_promise_has_a_name() {
         json["reward"] = Value::Null;
         json["resolved"] = json!(false);
     });
+    assert_broken!(Delta, Broken::NothingToTrainOn, |json| {
+        json["messages"] = json!([]);
+        json["traces"] = json!([]);
+    });
     assert_broken!(Delta, Broken::NoErrorText, |json| {
         json["outcome"]["failure_class"] = json!("scorer");
         json["outcome"]["trainable"] = json!(false);
@@ -140,6 +144,16 @@ fn each_broken_promise_has_a_name() {
         json["reward"] = Value::Null;
         json["resolved"] = json!(false);
     });
+}
+
+#[test]
+fn a_failed_job_may_be_empty() {
+    let outcome = Outcome::failed(FailureClass::Handler, None);
+    let result = JobResult {
+        error: Some("no such thing".into()),
+        ..JobResult::empty(JobId::new("j").unwrap(), "math", outcome)
+    };
+    assert_eq!(verify_json(&serde_json::to_vec(&result).unwrap()), Ok(VerifyStats::default()));
 }
 
 #[test]

@@ -27,6 +27,8 @@ pub(super) fn same(answer: &Value, truth: &Value) -> bool {
         (Kind::Number(answer), Kind::Number(truth)) => same_number(answer, truth),
         (Kind::Sequence(answer), Kind::Sequence(truth)) => same_sequence(answer, truth),
         (Kind::Text(answer), Kind::Text(truth)) => answer == truth && !truth.is_empty(),
+        (Kind::Number(_), Kind::Text(text)) => answer.spelled.as_ref() == Some(text),
+        (Kind::Text(text), Kind::Number(_)) => truth.spelled.as_ref() == Some(text),
         _ => false,
     }
 }

@@ -5,6 +5,9 @@ use super::value::Value;
 /// Characters of a line that may be an answer as a whole.
 const MAX_WHOLE_CHARS: usize = 80;
 
+/// What introduces the reason for an answer.
+const REASONS: [&str; 2] = [" since", " because"];
+
 /// Returns the final answer, trimmed and not empty.
 pub(super) fn final_answer(text: &str) -> Option<&str> {
     let said = without_thinking(text);
@@ -54,6 +57,16 @@ fn last_box(text: &str) -> Option<&str> {
     last
 }
 
+/// Cuts off what follows the first of these phrases.
+fn before<'a>(text: &'a str, phrases: &[&str]) -> &'a str {
+    let lower = text.to_ascii_lowercase(); // keeps byte positions
+    let starts = phrases.iter().filter_map(|reason| {
+        let mut found = lower.match_indices(reason).map(|(at, _)| at);
+        found.find(|at| !lower[at + reason.len()..].starts_with(char::is_alphanumeric))
+    });
+    starts.min().map_or(text, |at| &text[..at])
+}
+
 /// Returns what follows the last phrase that announces an answer.
 fn marked(text: &str) -> Option<&str> {
     let lower = text.to_ascii_lowercase(); // keeps byte positions
@@ -66,7 +79,10 @@ fn marked(text: &str) -> Option<&str> {
     let start = phrase.max(text.rfind("####").map(|at| at + 4))?;
     let rest = text[start..].trim_start_matches(|c: char| c.is_whitespace() || matches!(c, ':' | '*' | '='));
     let line = rest.lines().next().unwrap_or_default();
-    let answer = formula(line).unwrap_or_else(|| line.find(". ").map_or(line, |end| &line[..end]));
+    let answer = formula(line).unwrap_or_else(|| {
+        let sentence = line.find(". ").map_or(line, |end| &line[..end]);
+        before(sentence, &[", as", ", so", REASONS[0], REASONS[1]])
+    });
     Some(tidy(answer)).filter(|answer| !answer.is_empty())
 }
 
@@ -84,6 +100,10 @@ fn whole(text: &str) -> Option<&str> {
     let text = tidy(text);
     if text.is_empty() || text.contains('\n') || text.chars().count() > MAX_WHOLE_CHARS {
         return None;
+    }
+    let without_reason = tidy(before(text, &REASONS));
+    if without_reason.len() < text.len() && Value::read(without_reason).is_numeric() {
+        return Some(without_reason);
     }
     let has_digit = text.bytes().any(|byte| byte.is_ascii_digit());
     // Commands such as `\sqrt` are no words; a sentence has at least two.

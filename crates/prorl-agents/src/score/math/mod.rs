@@ -2,11 +2,13 @@
 //!
 //! # Where the answer is
 //!
-//! Text inside `<think>` never counts. In what is left, the first of these that is there holds the answer:
+//! LaTeX that lost a backslash to JSON is mended first: a backspace and `oxed{5}` were `\boxed{5}`. Text inside `<think>`
+//! never counts. In what is left, the first of these that is there holds the answer:
 //!
 //! 1. the last complete `\boxed{..}`;
-//! 2. what follows the last `answer is`, `answer:`, `answer =` or `####`, up to the end of the line or sentence;
-//! 3. the whole text, when it is one short line that reads as a value or has no digits;
+//! 2. what follows the last `answer is`, `answer:`, `answer =` or `####`, up to the end of the line or sentence, or to a reason
+//!    (`, since ..`, `because ..`);
+//! 3. the whole text, when it is one short line that reads as a value, with or without a reason, or has no digits;
 //! 4. the last word with a digit in it.
 //!
 //! An empty box, or a text with none of these, is [`Verdict::Unreadable`].
@@ -24,7 +26,8 @@
 //!   `x = 2 or x = -1`) of up to 64 items in any order. A bare list also agrees with a bracketed one in the same order. Between digits a
 //!   comma groups thousands where it can (`1,000`); inside brackets it separates items (`(1,234)` is a pair), unless
 //!   what follows could not stand alone (`(1,000)` is one thousand).
-//! * **Texts** are compared without case, spaces and backslashes.
+//! * **Texts** are compared without case, spaces and backslashes. A number with a unit agrees with a text of the same
+//!   letters: `2 m` with `2m`, which may as well be a product.
 //!
 //! A decimal is exact, with two exceptions:
 //!
@@ -40,6 +43,7 @@
 //! ±1000 are not expanded: such numbers are texts.
 
 mod compare;
+mod escape;
 mod extract;
 mod latex;
 mod number;
@@ -96,8 +100,10 @@ pub struct Grade {
 /// assert_eq!(grade.answer.as_deref(), Some(r"\frac{3}{4}"));
 /// ```
 pub fn grade(answer_text: &str, ground_truth: &str) -> Grade {
-    let truth = extract::truth(ground_truth);
-    let Some(answer) = extract::final_answer(answer_text) else {
+    let ground_truth = escape::restored(ground_truth);
+    let truth = extract::truth(&ground_truth);
+    let restored = escape::restored(answer_text);
+    let Some(answer) = extract::final_answer(&restored) else {
         let reason = if answer_text.trim().is_empty() { "the text is empty" } else { "the text has no final answer" };
         return Grade { reward: 0.0, verdict: Verdict::Unreadable, answer: None, reason: reason.to_owned() };
     };

@@ -14,6 +14,8 @@ pub(super) struct Value {
     /// The name before an equals sign, as in `x = 5`.
     pub(super) name: Option<String>,
     pub(super) kind: Kind,
+    /// For a number its text in canonical form: `2 m`, a number, may be meant by `2m`, a text.
+    pub(super) spelled: Option<String>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -63,19 +65,19 @@ impl Value {
 
     fn read_plain(text: &str, depth: usize) -> Self {
         let (name, text) = named(trim(text));
-        let named = |kind| Self { name: name.map(canonical), kind };
+        let named = |kind| Self { name: name.map(canonical), kind, spelled: None };
         if depth < MAX_DEPTH {
             if let Some((brackets, inner)) = bracketed(text) {
                 let items = split(inner, true);
                 if let [item] = items[..]
                     && matches!(brackets, ('(', ')') | ('[', ']') | ('{', '}'))
                 {
-                    return named(Self::read_plain(item, depth + 1).kind); // nothing but grouping
+                    return Self { name: name.map(canonical), ..Self::read_plain(item, depth + 1) }; // nothing but grouping
                 }
                 return named(sequence(brackets, &items, depth));
             }
             if let Some(number) = Number::read(text) {
-                return named(Kind::Number(number));
+                return Self { spelled: Some(canonical(text)), ..named(Kind::Number(number)) };
             }
             let items = split(text, false);
             if items.len() > 1 {

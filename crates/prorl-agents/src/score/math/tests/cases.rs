@@ -80,6 +80,10 @@ const EQUAL: &[(&str, &str)] = &[
     ("5 m", "5"),
     ("9.8 m/s^2", "9.8"),
     ("5 square meters", "5"),
+    ("2m", "2 m"),
+    ("2 m", "2m"),
+    ("x = 2m", "2 m"),
+    ("(2m, 3m)", "(2 m, 3 m)"),
     ("12 apples", "12"),
     ("5", "5 cm"),
     ("$5", "5"),
@@ -229,6 +233,15 @@ const DIFFERENT: &[(&str, &str)] = &[
     ("5 squared", "5"),
     ("5 million", "5"),
     ("5 dozen", "5"),
+    ("5 below zero", "5"),
+    ("5 degrees below zero", "5"),
+    ("5 less than seven", "5"),
+    ("3 base eight", "3"),
+    ("5 and more", "5"),
+    ("5 and a half", "5"),
+    ("5 or more", "5"),
+    ("5 point five", "5"),
+    ("2 m", "3m"),
     ("5 or 6", "5"),
     ("5 remainder 2", "5"),
     // The exercise repeated is no answer.
@@ -293,6 +306,21 @@ const EXTRACTED: &[(&str, Option<&str>)] = &[
     ("The final answer is: $\\frac{1}{2}$ because it is half.", Some(r"\frac{1}{2}")),
     (r"the answer is \(x = 5\), as shown", Some("x = 5")),
     ("The answer is 5 apples. There were 7 before.", Some("5 apples")),
+    ("The final answer is 12, since 3*4 = 12", Some("12")),
+    ("The answer is 12 because 3*4 = 12", Some("12")),
+    ("The answer is 12, Because of 3*4", Some("12")),
+    ("Answer: 12, as 3*4 = 12.", Some("12")),
+    ("The answer is (1, 2), so x = 1.", Some("(1, 2)")),
+    ("The answer is sinus, assuming x", Some("sinus, assuming x")),
+    ("12, since 3*4 = 12", Some("12")),
+    ("12 because 3*4 = 12", Some("12")),
+    ("blue because of the sky", Some("blue because of the sky")),
+    ("There are cats, so the count is 7", Some("7")),
+    ("I had to think, since\nthere are cats.\nThere are 7.", Some("7")),
+    ("So \u{8}oxed{42}.", Some("42")),
+    ("\u{8}oxed{\u{c}rac{3}{4}}", Some(r"\frac{3}{4}")),
+    ("The answer is 2 \times 10^3", Some(r"2 \times 10^3")),
+    ("The answer is\t5\nand done", Some("5")),
     ("The answer is $5 and not 6", Some("$5 and not 6")),
     ("Answer: 42", Some("42")),
     ("**Answer:** 42", Some("42")),
@@ -350,6 +378,26 @@ fn the_final_answer_is_found() {
         assert_eq!(grade.answer.as_deref(), *expected, "{text:?}");
         assert_eq!(grade.verdict == Verdict::Unreadable, expected.is_none(), "{text:?}");
         assert_eq!(grade.reward.to_bits(), 0.0_f64.to_bits(), "{text:?}");
+    }
+}
+
+#[test]
+fn a_backslash_lost_to_json_costs_nothing() {
+    for (said, truth) in [
+        (r"It is \boxed{42}", "42"),
+        (r"\frac{3}{4}", "0.75"),
+        (r"The answer is $\frac{1}{2}$", "1/2"),
+        (r"\boxed{2 \times 10^3}", "2000"),
+        (r"\boxed{5\text{ cm}}", "5"),
+        (r"\boxed{\theta = 30}", "30"),
+        (r"\boxed{x \neq 0}", r"x \neq 0"),
+        (r"\boxed{\tan 1}", r"\tan 1"),
+        (r"\boxed{(1, 2\right)}", "(1,2)"),
+    ] {
+        let decoded: String = serde_json::from_str(&format!("\"{said}\"")).unwrap();
+        assert_ne!(decoded, said);
+        assert_eq!(grade(&decoded, truth).verdict, Verdict::Equal, "{said}");
+        assert_eq!(grade(said, truth).verdict, Verdict::Equal, "{said}");
     }
 }
 
