@@ -9,6 +9,9 @@ use serde::{Deserialize, Serialize};
 pub enum Image {
     /// The host's own programs: `/usr`, `/bin`, `/sbin`, `/lib*` and a short list of `/etc`, under a private writable layer.
     /// Homes, `/run`, `/var`, `/srv`, `/opt` and other mounts of the host are not there.
+    ///
+    /// A folder of these that overlayfs refuses, because something is mounted below it (container runtimes mount drivers
+    /// there), is read-only. The kernel then shows it only together with the mounts below it, which are read-only too.
     Host,
     /// An unpacked image: a directory that holds a whole root file system. It is never written to.
     Directory(PathBuf),

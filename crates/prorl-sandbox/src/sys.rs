@@ -19,7 +19,7 @@ mod host {
 }
 
 #[cfg(feature = "init")]
-pub(crate) use guest::{Fork, Seal, close_all_but, fork, reset_signals, seal_mount, set_env, up_loopback};
+pub(crate) use guest::{Fork, Seal, close_all_but, deny_calls, fork, reset_signals, seal_mount, set_env, up_loopback};
 
 #[cfg(feature = "init")]
 mod guest {
@@ -139,6 +139,55 @@ mod guest {
         request.ifr_ifru.ifru_flags = UP;
         // SAFETY: SIOCSIFFLAGS reads one `ifreq`, which lives until the call returns and whose flags are set.
         Errno::result(unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFFLAGS, &raw const request) }).map(drop)
+    }
+
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    compile_error!(
+        "the filter of system calls has to be told this processor's number: see AUDIT_ARCH_* in linux/audit.h"
+    );
+
+    /// The kernel's number for this program's own system call table, as in `linux/audit.h`.
+    const ARCH: u32 = if cfg!(target_arch = "x86_64") { 0xc000_003e } else { 0xc000_00b7 };
+
+    /// Numbers of x86-64 from here on are those of its x32 table.
+    const X32: u32 = 0x4000_0000;
+
+    /// Makes the kernel answer `ENOSYS` to these system calls, in this process and in all that it will start, for good.
+    ///
+    /// A number means another call in another table (32-bit programs, x32), so every call by one of those is answered so too.
+    /// The caller has given up new privileges, without which the kernel takes no filter.
+    pub(crate) fn deny_calls(numbers: &[libc::c_long]) -> Result<(), Errno> {
+        let numbers: Vec<u32> = numbers.iter().filter_map(|number| u32::try_from(*number).ok()).collect();
+        let mut filter = filter(&numbers);
+        let len = libc::c_ushort::try_from(filter.len()).map_err(|_too_long| Errno::EINVAL)?;
+        let program = libc::sock_fprog { len, filter: filter.as_mut_ptr() };
+        // SAFETY: `program` points at `len` instructions in `filter`, which lives until the call returns; the kernel checks
+        // and copies them, and writes nothing.
+        Errno::result(unsafe { libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program) })
+            .map(drop)
+    }
+
+    /// The filter's program: each comparison that fits is followed by the answer, each other one jumps over it.
+    fn filter(numbers: &[u32]) -> Vec<libc::sock_filter> {
+        let instruction = |code: u32, k: u32, jt: u8, jf: u8| {
+            // Codes are below 0x100.
+            let code = u16::try_from(code).unwrap_or_default();
+            libc::sock_filter { code, jt, jf, k }
+        };
+        // Offsets are those of `struct seccomp_data`: the number, then the table.
+        let load = |offset: u32| instruction(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, offset, 0, 0);
+        let compare = |how: u32, k: u32, jt, jf| instruction(libc::BPF_JMP | how | libc::BPF_K, k, jt, jf);
+        let answer = |action: u32| instruction(libc::BPF_RET | libc::BPF_K, action, 0, 0);
+        let deny = answer(libc::SECCOMP_RET_ERRNO | libc::ENOSYS.unsigned_abs());
+        let mut program = vec![load(4), compare(libc::BPF_JEQ, ARCH, 1, 0), deny, load(0)];
+        if cfg!(target_arch = "x86_64") {
+            program.extend([compare(libc::BPF_JGE, X32, 0, 1), deny]);
+        }
+        for number in numbers {
+            program.extend([compare(libc::BPF_JEQ, *number, 0, 1), deny]);
+        }
+        program.push(answer(libc::SECCOMP_RET_ALLOW));
+        program
     }
 
     /// Gives every signal its default action and unblocks all. A host may have ignored some (as `nohup` does), and nobody

@@ -1,4 +1,5 @@
-//! What process 1 gives up before tasks may run: capabilities, new privileges, core dumps, the host's environment.
+//! What process 1 gives up before tasks may run: capabilities, new privileges, some system calls, the host's environment, and
+//! core dumps.
 
 use std::os::unix::fs::PermissionsExt as _;
 
@@ -31,6 +32,12 @@ const FAKEROOT: CapabilitySet = CapabilitySet::CHOWN
     .union(CapabilitySet::SETUID)
     .union(CapabilitySet::NET_BIND_SERVICE);
 
+/// System calls that do not exist for tasks.
+///
+/// Keyrings know no namespace but that of users: the session keyring of whoever started the host's program would come along
+/// into every sandbox, to be read, filled and revoked there.
+const DENIED_CALLS: &[libc::c_long] = &[libc::SYS_add_key, libc::SYS_request_key, libc::SYS_keyctl];
+
 /// Soft limit of open files. The hard one stays the host's, so that a task can raise its own.
 const OPEN_FILES: u64 = 4096;
 
@@ -40,14 +47,23 @@ const MAX_CAPABILITY: u32 = 63;
 /// Confines this process and everything it will start.
 pub(super) fn confine(setup: &Setup) -> Result<(), StartFailure> {
     umask(Mode::from_bits_truncate(0o022));
-    setrlimit(Resource::RLIMIT_CORE, 0, 0).at("limit core dumps", "")?;
     let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).at("limit open files", "")?;
     setrlimit(Resource::RLIMIT_NOFILE, hard.min(OPEN_FILES), hard).at("limit open files", "")?;
     set_env(setup);
     set_no_new_privs().at("forbid new privileges", "")?;
     drop_capabilities(setup.fakeroot).at("drop capabilities", "")?;
+    sys::deny_calls(DENIED_CALLS).at("filter system calls", "")?;
     // Last, as it closes this process's own /proc files. Without it a task of the same user could take the channel.
     set_dumpable(false).at("become undumpable", "")
+}
+
+/// Forbids core dumps, to files and to a program of the host's.
+///
+/// The kernel passes over a limit of 0 where `core_pattern` is a pipe, and would start a program as the host's root on what
+/// a task left in its memory. A limit of 1 byte stops both. A host whose own limit is 0 keeps it unless it is root, which is
+/// why this comes before root is given up.
+pub(super) fn forbid_cores() -> Result<(), Errno> {
+    setrlimit(Resource::RLIMIT_CORE, 1, 1).or_else(|_refused| setrlimit(Resource::RLIMIT_CORE, 0, 0))
 }
 
 /// Drops every capability, or all but those of a fake root, for good.

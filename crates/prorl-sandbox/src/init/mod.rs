@@ -124,6 +124,7 @@ pub fn enter(channel: &OwnedFd, setup: &Setup) -> Result<Facts, StartFailure> {
     sys::close_all_but(channel.as_fd()).at("close descriptors", "")?;
     // A program executed from memory is called by its descriptor's number otherwise.
     set_name(c"prorl-guest").at("set name", "")?;
+    confine::forbid_cores().at("limit core dumps", "")?;
     let outside = etc::Outside::read(setup);
     if let Some(user) = setup.become_user {
         become_user(user)?;

@@ -50,6 +50,9 @@ const PROC_READ_ONLY: &[&str] = &["bus", "fs", "irq", "sys", "sysrq-trigger"];
 /// Files of `/proc` that tell about the whole machine and that nobody inside needs.
 const PROC_HIDDEN: &[&str] = &["kcore", "key-users", "keys", "kmsg", "latency_stats", "sched_debug", "timer_list"];
 
+/// Terminals that a sandbox can have. Without a limit one sandbox could take all that the host has.
+const TERMINALS: u32 = 64;
+
 const NO_DEVICES: MsFlags = MsFlags::MS_NOSUID.union(MsFlags::MS_NODEV);
 const NO_PROGRAMS: MsFlags = NO_DEVICES.union(MsFlags::MS_NOEXEC);
 
@@ -127,7 +130,7 @@ fn from_host(setup: &Setup, outside: &etc::Outside) -> Result<(), StartFailure> 
         let (lower, upper, target) = (format!("{HOST}/{name}"), layer(name), inside(name));
         if overlay(&lower, &upper, &layer(&format!("{name}.work")), &target).is_err() {
             // Refused where something is mounted below, as container runtimes do with drivers: read-only then.
-            bind_mount(Path::new(&lower), Path::new(&target))?;
+            bind_mount_alone(Path::new(&lower), Path::new(&target))?;
             sys::seal_mount(Path::new(&target), Seal::Files).at("make read-only", name)?;
         }
     }
@@ -241,8 +244,8 @@ fn devices(setup: &Setup) -> Result<(), StartFailure> {
     make_dir(Path::new(&pts))?;
     make_dir(Path::new(&shm))?;
     let flags = MsFlags::MS_NOSUID | MsFlags::MS_NOEXEC;
-    mount(Some("devpts"), pts.as_str(), Some("devpts"), flags, Some("newinstance,ptmxmode=0666,mode=0620"))
-        .at(step::MOUNT, "/dev/pts")?;
+    let options = format!("newinstance,ptmxmode=0666,mode=0620,max={TERMINALS}");
+    mount(Some("devpts"), pts.as_str(), Some("devpts"), flags, Some(options.as_str())).at(step::MOUNT, "/dev/pts")?;
     tmpfs(&shm, setup.tmp_bytes, 0o1777, NO_DEVICES)
 }
 
@@ -250,6 +253,7 @@ fn devices(setup: &Setup) -> Result<(), StartFailure> {
 fn proc() -> Result<(), StartFailure> {
     let target = inside("/proc");
     mount(Some("proc"), target.as_str(), Some("proc"), NO_PROGRAMS, None::<&str>).at(step::MOUNT_PROC, "/proc")?;
+    forbid_namespaces(&format!("{target}/sys/user"))?; // before that becomes read-only
     for name in PROC_READ_ONLY {
         let path = PathBuf::from(format!("{target}/{name}"));
         if path.exists() {
@@ -262,6 +266,21 @@ fn proc() -> Result<(), StartFailure> {
         let path = PathBuf::from(format!("{target}/{name}"));
         if path.exists() {
             bind_mount(Path::new(&null), &path)?;
+        }
+    }
+    Ok(())
+}
+
+/// Forbids further namespaces, through this user namespace's own settings in `folder`.
+///
+/// In a user namespace of its own a task would have every capability again, and with them most of the kernel to try.
+fn forbid_namespaces(folder: &str) -> Result<(), StartFailure> {
+    for entry in fs::read_dir(folder).at("forbid namespaces", folder)? {
+        let entry = entry.at("forbid namespaces", folder)?;
+        let name = entry.file_name();
+        let name = name.to_string_lossy();
+        if name.starts_with("max_") && name.ends_with("_namespaces") {
+            fs::write(entry.path(), "0").at("forbid namespaces", &name)?;
         }
     }
     Ok(())
@@ -325,6 +344,13 @@ fn bind_mount(source: &Path, target: &Path) -> Result<(), StartFailure> {
     // Recursive, because the kernel refuses to show what lies under a mount that it has locked.
     let flags = MsFlags::MS_BIND | MsFlags::MS_REC;
     mount(Some(source), target, None::<&str>, flags, None::<&str>).at(step::MOUNT, &target.to_string_lossy())
+}
+
+/// Shows a folder without what is mounted below it, or with that where the kernel refuses, as it does for mounts that it has
+/// locked.
+fn bind_mount_alone(source: &Path, target: &Path) -> Result<(), StartFailure> {
+    mount(Some(source), target, None::<&str>, MsFlags::MS_BIND, None::<&str>)
+        .or_else(|_locked| bind_mount(source, target))
 }
 
 fn tmpfs(target: &str, bytes: u64, mode: u32, flags: MsFlags) -> Result<(), StartFailure> {

@@ -10,7 +10,7 @@ use super::{
     capture::Capture,
     clock::{Instant, after, now},
     post::{Mail, Mailbox},
-    pty::Pty,
+    pty::{Pty, TURN_BYTES},
     serve::Shared,
     shell::Shell,
     wait::{earlier, wait},
@@ -20,9 +20,6 @@ use crate::wire::{Answer, Bash, BashAnswer, BashEnd, ExitStatus, Interrupt, Op, 
 /// Bytes kept of the beginning and of the end of an output.
 const HEAD_BYTES: usize = 64 * 1024;
 const TAIL_BYTES: usize = 64 * 1024;
-
-/// Bytes read from the terminal before looking at what else there is.
-const TURN_BYTES: usize = 256 * 1024;
 
 /// After its limit a command is interrupted twice, then its processes are killed, in the end the shell, this far apart.
 const STEP_MS: u64 = 500;
@@ -275,7 +272,7 @@ impl Session {
             let note = format!("[The earlier command completed with exit code {}.]\n", ended.status);
             self.capture.push(note.as_bytes());
         }
-        match self.begin(command) {
+        match self.begin(command, call.until) {
             Ok(()) => {
                 self.is_running = true;
                 self.call = Some(call);
@@ -287,14 +284,14 @@ impl Session {
         }
     }
 
-    fn begin(&mut self, command: &str) -> io::Result<()> {
+    fn begin(&mut self, command: &str, until: Instant) -> io::Result<()> {
         if self.pty.is_none() {
             self.pty = Some(Pty::open()?);
         }
         let Some(pty) = &self.pty else { return Ok(()) };
         if self.shell.is_none() {
             pty.reset();
-            match Shell::start(&self.shared, pty, self.cwd.as_deref()) {
+            match Shell::start(&self.shared, pty, self.cwd.as_deref(), until) {
                 Ok(shell) => self.shell = Some(shell),
                 Err(err) => {
                     // Whatever was wrong may be the terminal's fault; the next call has a new one.

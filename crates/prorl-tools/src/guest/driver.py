@@ -1,5 +1,11 @@
 def _prorl_driver():
     """Runs cells that come over a socket, one after the other, in a namespace of their own."""
+    import sys
+
+    # The folder that a task works in comes first. A file there that is named as a module of ours must not become it.
+    own_folder = [""] if sys.path[:1] == [""] else []
+    del sys.path[: len(own_folder)]
+
     import ast
     import builtins
     import json
@@ -8,7 +14,6 @@ def _prorl_driver():
     import signal
     import socket
     import struct
-    import sys
     import traceback
     import types
 
@@ -22,7 +27,6 @@ def _prorl_driver():
     main.__dict__["__builtins__"] = builtins
     sys.modules["__main__"] = main
     sys.argv = [""]
-    sys.path[0:1] = [""]
 
     # Between two cells there is nothing to interrupt.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -138,6 +142,8 @@ def _prorl_driver():
     except Exception:
         run = plain()
         flavour = "python"
+    # Cells import from that folder, as programs do.
+    sys.path[0:0] = own_folder
     send({"ready": flavour})
     while True:
         request = json.loads(receive(struct.unpack("<I", receive(4))[0]).decode("utf-8", "surrogatepass"))

@@ -7,11 +7,7 @@ use std::{
     path::Path,
 };
 
-use nix::{
-    poll::PollFlags,
-    sys::signal::{self, Signal},
-    unistd::Pid,
-};
+use nix::{poll::PollFlags, sys::signal::Signal, unistd::Pid};
 
 use super::{
     clock::{after, now},
@@ -101,16 +97,22 @@ pub(super) fn kill_below(root: i32, since: u64) {
 
 /// Kills processes and waits until they have ended, so that nobody sees one that was said to be gone.
 pub(super) fn kill(targets: &[Entry]) {
-    // Opened first: afterwards a number may mean another process.
-    let ends: Vec<OwnedFd> = targets.iter().filter_map(|target| sys::process_end(target.pid).ok()).collect();
-    for target in targets {
+    let ends: Vec<OwnedFd> = targets.iter().filter_map(open).collect();
+    for end in &ends {
         // One that has just ended is what was wanted.
-        let _sent = signal::kill(Pid::from_raw(target.pid), Signal::SIGKILL);
+        let _sent = sys::signal_process(end.as_fd(), Signal::SIGKILL);
     }
     let until = after(now(), DYING_MS);
     for end in ends {
         wait([Some((end.as_fd(), PollFlags::POLLIN))], Some(until));
     }
+}
+
+/// Returns a handle of a process, unless it has ended and its number means another by now.
+fn open(target: &Entry) -> Option<OwnedFd> {
+    // Opened first: what the number means after that, the handle means too, or its process has ended.
+    let handle = sys::process_end(target.pid).ok()?;
+    (started(Pid::from_raw(target.pid)) == Some(target.started)).then_some(handle)
 }
 
 /// Tells whether a process waits in a `read` of this file, most likely a terminal.
@@ -126,6 +128,10 @@ pub(super) fn reads_from(pid: i32, file: &Path) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::process::ExitStatusExt;
+
+    use nix::sys::signal;
+
     use super::*;
 
     #[test]
@@ -134,6 +140,22 @@ mod tests {
         let entry = parse(stat).unwrap();
         assert_eq!(entry, Entry { pid: 42, parent: 7, session: 41, started: 12345, zombie: false });
         assert_eq!(parse("garbage"), None);
+    }
+
+    #[test]
+    fn a_number_that_means_another_process_by_now_is_not_killed() {
+        let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+        let pid = i32::try_from(child.id()).unwrap();
+        let entry = all().into_iter().find(|entry| entry.pid == pid).unwrap();
+        kill(&[Entry { started: entry.started - 1, ..entry }]);
+        // A signal that was sent is there at once; the one sent after it then tells that it was not.
+        signal::kill(Pid::from_raw(pid), Signal::SIGTERM).unwrap();
+        assert_eq!(child.wait().unwrap().signal(), Some(libc::SIGTERM));
+
+        let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+        let pid = i32::try_from(child.id()).unwrap();
+        kill(&[all().into_iter().find(|entry| entry.pid == pid).unwrap()]);
+        assert_eq!(child.wait().unwrap().signal(), Some(libc::SIGKILL));
     }
 
     #[test]

@@ -27,6 +27,9 @@ use super::{
 /// that was written before it. (Two queues of 4 and 8 KiB.)
 const QUEUE_BYTES: usize = 64 * 1024;
 
+/// Bytes read from a terminal before looking at what else there is.
+pub(super) const TURN_BYTES: usize = 256 * 1024;
+
 /// How long a fence waits for its sentinel. Only a terminal that is held up by what runs in it comes near.
 const FENCE_MS: u64 = 2000;
 

@@ -5,16 +5,16 @@
 //! answers; what was written before that is in the pipe by then, and exactly that much is read.
 
 use std::{
-    io::{self, Read as _, Write},
+    io,
     os::{
-        fd::{AsFd, OwnedFd},
+        fd::{AsFd, BorrowedFd, OwnedFd},
         unix::net::UnixStream,
     },
     process::{Command, Stdio},
     sync::Arc,
 };
 
-use nix::{fcntl::OFlag, poll::PollFlags, sys::signal::Signal, unistd::pipe2};
+use nix::{errno::Errno, fcntl::OFlag, poll::PollFlags, sys::signal::Signal, unistd::pipe2};
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -93,6 +93,8 @@ struct Interpreter {
     output: Option<OwnedFd>,
     channel: Option<UnixStream>,
     received: Vec<u8>,
+    /// What the driver has not taken yet.
+    unsent: Vec<u8>,
     is_ready: bool,
     started: Instant,
 }
@@ -123,6 +125,7 @@ impl Interpreter {
         let (channel, theirs) = UnixStream::pair()?;
         let (output, stdout) = pipe2(OFlag::O_CLOEXEC)?;
         set_nonblocking(output.as_fd())?;
+        channel.set_nonblocking(true)?;
         let mut command = Command::new(&python.path);
         command.args(["-u", "-c", DRIVER]);
         quiet(&mut command);
@@ -134,26 +137,45 @@ impl Interpreter {
             output: Some(output),
             channel: Some(channel),
             received: Vec::new(),
+            unsent: Vec::new(),
             is_ready: false,
             started: now(),
         })
     }
 
-    /// Sends a cell. It waits while the driver does not read, which a driver that is not busy always does.
-    fn send(&mut self, cell: &Cell<'_>) -> io::Result<()> {
+    /// Puts a cell where [`flush`](Self::flush) takes it from.
+    fn put(&mut self, cell: &Cell<'_>) -> io::Result<()> {
         let body = serde_json::to_vec(cell)?;
         let len = u32::try_from(body.len()).map_err(io::Error::other)?;
-        let channel = self.channel.as_mut().ok_or(io::ErrorKind::BrokenPipe)?;
-        channel.write_all(&[&len.to_le_bytes()[..], &body].concat())
+        self.unsent.extend([&len.to_le_bytes()[..], &body].concat());
+        Ok(())
     }
 
-    /// Reads what the driver said, once its channel is readable.
+    /// Sends as much as the driver takes now. One that was stopped takes nothing more, and the cell's limit passes meanwhile.
+    fn flush(&mut self) {
+        let Some(channel) = self.channel.as_ref().filter(|_| !self.unsent.is_empty()) else { return };
+        match nix::unistd::write(channel, &self.unsent) {
+            Ok(n) => drop(self.unsent.drain(..n)),
+            Err(Errno::EAGAIN | Errno::EINTR) => {}
+            // A driver that is gone is told by its end, which comes at once.
+            Err(_gone) => self.unsent.clear(),
+        }
+    }
+
+    /// Returns its channel and what it is waited for.
+    fn wanted(&self) -> Option<(BorrowedFd<'_>, PollFlags)> {
+        let write = if self.unsent.is_empty() { PollFlags::empty() } else { PollFlags::POLLOUT };
+        self.channel.as_ref().map(|channel| (channel.as_fd(), PollFlags::POLLIN | write))
+    }
+
+    /// Reads what the driver said.
     fn receive(&mut self) -> Vec<Message> {
         let mut buffer = [0; 4096];
-        match self.channel.as_mut().map(|channel| channel.read(&mut buffer)) {
-            Some(Ok(n)) if n > 0 => self.received.extend_from_slice(&buffer[..n]),
+        match self.channel.as_ref().map(|channel| read(channel, &mut buffer)) {
+            Some(Read::Bytes(n)) => self.received.extend_from_slice(&buffer[..n]),
+            Some(Read::Nothing) => {}
             // Its end tells the rest.
-            _ => self.channel = None,
+            Some(Read::Closed) | None => self.channel = None,
         }
         let mut messages = Vec::new();
         while let Some(header) = self.received.first_chunk::<4>() {
@@ -194,8 +216,14 @@ impl Interpreter {
 
     /// Kills the interpreter and everything below it.
     fn kill(&self) {
-        procs::kill_below(self.process.pid().as_raw(), 0);
+        let pid = self.process.pid().as_raw();
+        // First what is below it, which cannot be told to be so any more when it is gone. It is stopped meanwhile, or it could
+        // start others as fast as they are found.
+        self.process.signal_group(Signal::SIGSTOP);
+        procs::kill_below(pid, 0);
         self.process.signal_group(Signal::SIGKILL);
+        // What it started in between.
+        procs::kill_below(pid, 0);
     }
 }
 
@@ -210,7 +238,7 @@ impl Session {
             [
                 Some((self.mailbox.as_fd(), PollFlags::POLLIN)),
                 interpreter.and_then(|one| one.output.as_ref()).map(|fd| (fd.as_fd(), PollFlags::POLLIN)),
-                interpreter.and_then(|one| one.channel.as_ref()).map(|fd| (fd.as_fd(), PollFlags::POLLIN)),
+                interpreter.and_then(Interpreter::wanted),
                 interpreter.map(|one| (one.process.ended(), PollFlags::POLLIN)),
             ],
             until,
@@ -220,6 +248,7 @@ impl Session {
                 interpreter.drain(TURN_BYTES, &mut self.capture);
             }
             if has_message {
+                interpreter.flush();
                 for message in interpreter.receive() {
                     self.on_message(message);
                 }
@@ -263,8 +292,14 @@ impl Session {
         if interpreter.is_ready
             && let Some(code) = call.code.take()
         {
-            // A driver that is gone is told by its end, which comes at once.
-            let _sent = interpreter.send(&Cell { id: call.id, code: &code });
+            let id = call.id;
+            match interpreter.put(&Cell { id, code: &code }) {
+                Ok(()) => interpreter.flush(),
+                Err(err) => {
+                    self.call = None;
+                    self.refuse(id, format!("The cell cannot be sent: {err}."));
+                }
+            }
         }
     }
 

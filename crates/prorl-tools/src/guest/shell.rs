@@ -44,9 +44,9 @@ use nix::{
 };
 
 use super::{
-    clock::{after, now},
+    clock::{Instant, now},
     procs,
-    pty::Pty,
+    pty::{Pty, TURN_BYTES},
     reaper::Process,
     serve::Shared,
     sys,
@@ -65,8 +65,9 @@ const PASSED_FD: RawFd = 100;
 /// Exit code of a shell that cannot write its mark.
 const NO_MARK: i32 = 97;
 
-/// How long a shell may take to start.
-const START_MS: u64 = 10_000;
+/// Messages looked at before looking at what else there is. A command can get at the marks' socket (and no further) and fill it
+/// without end.
+const TURN_MESSAGES: usize = 64;
 
 /// Returns from whatever runs until the script's own level is reached, where there is nothing to return from.
 const ABORT: &str = r#"\builtin trap '\builtin trap "\builtin return 130 2>/dev/null || \builtin trap - DEBUG" DEBUG; \builtin return 130 2>/dev/null || \builtin trap - DEBUG' INT RTMAX"#;
@@ -95,11 +96,11 @@ pub(super) struct Shell {
 }
 
 impl Shell {
-    /// Starts a bash in a terminal and waits until it takes commands.
+    /// Starts a bash in a terminal, in `cwd` or else the guest's own folder, and waits until it takes commands.
     ///
     /// # Errors
-    /// When it cannot be started or does not come up.
-    pub(super) fn start(shared: &Arc<Shared>, pty: &Pty, cwd: Option<&Path>) -> io::Result<Self> {
+    /// When it cannot be started or does not come up until `until`.
+    pub(super) fn start(shared: &Arc<Shared>, pty: &Pty, cwd: Option<&Path>, until: Instant) -> io::Result<Self> {
         let bash = shared.programs.bash.as_deref().ok_or_else(|| io::Error::other("it has no bash"))?;
         let (script_out, script) = pipe2(OFlag::O_CLOEXEC)?;
         let (marks, marks_out) = socketpair(
@@ -127,8 +128,7 @@ impl Shell {
         // Otherwise it would load the user's history.
         command.env("HISTFILE", "");
         command.stdin(Stdio::from(pty.slave()?)).stdout(Stdio::from(pty.slave()?)).stderr(Stdio::from(pty.slave()?));
-        let folders = [cwd.map(Path::to_owned), std::env::var_os("HOME").map(PathBuf::from), Some(PathBuf::from("/"))];
-        if let Some(folder) = folders.into_iter().flatten().find(|folder| folder.is_dir()) {
+        if let Some(folder) = cwd.filter(|folder| folder.is_dir()) {
             command.current_dir(folder);
         }
         let process = shared.reaper.spawn(&mut command, &passed, true)?;
@@ -147,15 +147,14 @@ impl Shell {
             "\\builtin set +mH +o history; \\builtin history -c; \\builtin unset HISTFILE; BASH_ARGV0=bash; \\exec {SCRIPT_FD}<&-"
         );
         shell.feed(&set_up)?;
-        shell.come_up(pty)?;
+        shell.come_up(pty, until)?;
         // Nobody opens it any more by way of the shell's descriptors.
         fchmod(&shell.script, Mode::empty())?;
         Ok(shell)
     }
 
     /// Waits for the first mark. What bash says on the way, about a terminal that it does not like, is nobody's output.
-    fn come_up(&mut self, pty: &Pty) -> io::Result<()> {
-        let until = after(now(), START_MS);
+    fn come_up(&mut self, pty: &Pty, until: Instant) -> io::Result<()> {
         loop {
             if self.take_mark().is_some() {
                 pty.fence(|_| ());
@@ -166,9 +165,9 @@ impl Shell {
             }
             if now() >= until {
                 self.kill();
-                return Err(io::Error::other("bash does not come up"));
+                return Err(io::Error::other("bash did not come up within the limit of the call"));
             }
-            pty.drain(usize::MAX, |_| ());
+            pty.drain(TURN_BYTES, |_| ());
             wait(
                 [
                     self.marks().map(|marks| (marks, PollFlags::POLLIN)),
@@ -217,9 +216,11 @@ impl Shell {
     }
 
     /// Returns the mark of the command that was begun, once the shell has written it. Whatever else was sent is dropped.
+    ///
+    /// It looks at a bounded number of messages; there may be more, and then [`marks`](Self::marks) is still readable.
     pub(super) fn take_mark(&mut self) -> Option<Mark> {
         let mut buffer = [0; 512];
-        loop {
+        for _message in 0..TURN_MESSAGES {
             let mut iov = [IoSliceMut::new(&mut buffer)];
             let mut space = cmsg_space!(UnixCredentials);
             let received =
@@ -253,6 +254,7 @@ impl Shell {
                 return Some(mark);
             }
         }
+        None
     }
 
     /// Returns a descriptor that is readable when there may be a mark; none once marks can no longer come.

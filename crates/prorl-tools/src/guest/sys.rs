@@ -10,6 +10,8 @@ use std::{
     process::{Child, Command},
 };
 
+use nix::sys::signal::Signal;
+
 /// Descriptors that a child gets besides its standard ones, as (ours, its number).
 ///
 /// Ours must be numbered above every number that is given, or one would overwrite another.
@@ -141,4 +143,22 @@ pub(super) fn process_end(pid: i32) -> io::Result<OwnedFd> {
     let fd = RawFd::try_from(fd).ok().filter(|fd| *fd >= 0).ok_or_else(io::Error::last_os_error)?;
     // SAFETY: the kernel has just made this descriptor and nobody else knows it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Signals the process that a handle of [`process_end`] means, whatever its number has come to mean.
+///
+/// # Errors
+/// When it has ended.
+pub(super) fn signal_process(process: BorrowedFd<'_>, signal: Signal) -> io::Result<()> {
+    // SAFETY: the call takes numbers, and no pointer where that for details is null.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_pidfd_send_signal,
+            process.as_raw_fd(),
+            signal as libc::c_int,
+            std::ptr::null::<libc::siginfo_t>(),
+            0,
+        )
+    };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }

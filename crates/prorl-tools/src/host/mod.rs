@@ -6,5 +6,6 @@ mod toolbox;
 mod tools;
 
 pub use client::{ANSWER_GRACE, BashCall, ExecOutput, ExecSpec, ToolClient, ToolError};
+pub use render::RESULT_CHARS;
 pub use toolbox::{Tool, ToolContext, ToolResult, Toolbox, UnknownTool};
 pub use tools::{ExecuteBash, ExecuteIpythonCell, Finish, Think};

@@ -79,7 +79,7 @@ async fn a_dead_guest_fails_every_call() {
 #[tokio::test]
 async fn the_end_of_the_channel_ends_everything_inside() {
     let guest = Guest::bare(&[]);
-    guest.run("setsid sleep 86395 & nohup sleep 86395 & disown -a").await;
+    guest.run("setsid sleep 86395 & nohup sleep 86395 >/dev/null 2>&1 & disown -a").await;
     guest.client().ipython("import subprocess; p = subprocess.Popen(['sleep', '86395'])", LONG).await.unwrap();
     drop(guest);
     let left: Vec<_> = std::fs::read_dir("/proc")

@@ -49,7 +49,7 @@ async fn a_program_runs_with_arguments_input_and_environment() {
 }
 
 /// Tells whether a process runs with this word among its arguments.
-fn runs(word: &str) -> bool {
+pub(crate) fn runs(word: &str) -> bool {
     std::fs::read_dir("/proc").unwrap().flatten().any(|entry| {
         let arguments = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
         arguments.split(|byte| *byte == 0).any(|argument| argument == word.as_bytes())

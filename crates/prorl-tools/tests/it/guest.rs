@@ -4,6 +4,7 @@
 use std::{
     io::Write,
     os::{fd::AsFd, fd::OwnedFd, unix::net::UnixStream},
+    path::Path,
     process::{Child, Command, Stdio},
     sync::LazyLock,
     time::Duration,
@@ -45,11 +46,16 @@ fn stand_in() {
     std::process::exit(0);
 }
 
-/// Starts a guest process; returns it and the host's end of its channel.
+/// Starts a guest process in this process's folder; returns it and the host's end of its channel.
 pub(crate) fn start_raw(env: &[(&str, &str)]) -> (Child, UnixStream) {
+    start_raw_in(Path::new("."), env)
+}
+
+fn start_raw_in(folder: &Path, env: &[(&str, &str)]) -> (Child, UnixStream) {
     let (ours, theirs) = UnixStream::pair().unwrap();
     let process = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "guest::stand_in", "--nocapture"])
+        .current_dir(folder)
         .env(MARKER, "1")
         .envs(env.iter().copied())
         .stdin(Stdio::from(OwnedFd::from(theirs)))
@@ -81,7 +87,12 @@ impl Guest {
 
     /// Starts a guest in a plain process, with these variables.
     pub(crate) fn bare(env: &[(&str, &str)]) -> Self {
-        let (process, channel) = start_raw(env);
+        Self::bare_in(Path::new("."), env)
+    }
+
+    /// Starts a guest in a plain process that works in a folder.
+    pub(crate) fn bare_in(folder: &Path, env: &[(&str, &str)]) -> Self {
+        let (process, channel) = start_raw_in(folder, env);
         let client = ToolClient::new(tokio::net::UnixStream::from_std(channel).unwrap());
         Self { client: Some(client), around: Around::Process(process) }
     }

@@ -4,7 +4,10 @@ use std::{io::Write, time::Duration};
 
 use prorl_tools::wire::{CellEnd, Interrupt};
 
-use crate::guest::{Guest, LONG};
+use crate::{
+    exec::runs,
+    guest::{Guest, LONG},
+};
 
 const MS: fn(u64) -> Duration = Duration::from_millis;
 
@@ -176,4 +179,84 @@ async fn a_fork_in_a_cell_does_not_answer_twice() {
         "'parent'\n"
     );
     assert_eq!(guest.cell("2").await, "2\n");
+}
+
+#[tokio::test]
+async fn a_stopped_interpreter_does_not_hold_up_the_limit() {
+    let guest = Guest::start().await;
+    let pid = guest.cell("import os; os.getpid()").await;
+    assert_eq!(guest.run(&format!("kill -STOP {}", pid.trim())).await, (String::new(), 0));
+    // More than the channel holds.
+    let cell = format!("import time\ntime.sleep(100)\n# {}", "x".repeat(2_000_000));
+    let answer = guest.client().ipython(&cell, MS(500)).await.unwrap();
+    assert!(matches!(answer.end, CellEnd::LimitPassed { limit_ms: 500, .. }), "{answer:?}");
+    assert_eq!(guest.cell("1").await, "1\n");
+    // A driver that runs takes it in pieces.
+    assert_eq!(guest.cell(&format!("len('{}')", "x".repeat(2_000_000))).await, "2000000\n");
+}
+
+#[tokio::test]
+async fn what_an_interpreter_starts_while_it_is_killed_is_killed_too() {
+    let guest = Guest::bare(&[]);
+    // Each leads a group or a session of its own, where a signal to the interpreter's group does not come, and has a successor
+    // as soon as it is killed.
+    let cell = "import os, signal, threading
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+def start(lead):
+    while True:
+        try: os.waitpid(os.posix_spawnp('sleep', ['sleep', '86394.125'], os.environ, **lead), 0)
+        except OSError: pass
+for lead in (dict(setpgroup=0), dict(setsid=True)) * 4:
+    threading.Thread(target=start, args=(lead,)).start()";
+    guest.cell("'started'").await;
+    let answer = guest.client().ipython(&format!("{cell}\nwhile True: signal.pause()"), MS(300)).await.unwrap();
+    assert_eq!(answer.end, CellEnd::LimitPassed { limit_ms: 300, by: Interrupt::Restart }, "{answer:?}");
+    assert!(!runs("86394.125"));
+}
+
+/// Modules of the names that the driver, IPython and both on their way to a traceback import.
+const TAKEN: &[&str] = &[
+    "ast",
+    "code",
+    "json",
+    "linecache",
+    "pdb",
+    "pprint",
+    "queue",
+    "random",
+    "signal",
+    "socket",
+    "struct",
+    "traceback",
+    "types",
+];
+
+#[tokio::test]
+async fn a_tasks_modules_are_not_taken_for_the_drivers() {
+    let guest = Guest::start().await;
+    for name in TAKEN {
+        let path = format!("/workspace/{name}.py");
+        guest.client().write_file(&path, b"raise Exception('not yours')\nmine = 1\n", 0o644, LONG).await.unwrap();
+    }
+    guest.client().write_file("/workspace/mine.py", b"answer = 42\n", 0o644, LONG).await.unwrap();
+    assert_eq!(guest.cell("1 + 1").await, "2\n");
+    let text = guest.cell("1 / 0").await;
+    assert!(text.contains("ZeroDivisionError") && !text.contains("not yours"), "{text}");
+    // Cells import from the folder, as programs do.
+    assert_eq!(guest.cell("import mine; mine.answer").await, "42\n");
+}
+
+#[tokio::test]
+async fn a_tasks_modules_are_not_taken_for_the_drivers_without_ipython() {
+    let (hides, tasks) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    std::fs::write(hides.path().join("IPython.py"), "raise ImportError").unwrap();
+    for name in TAKEN {
+        std::fs::write(tasks.path().join(format!("{name}.py")), "raise Exception('not yours')").unwrap();
+    }
+    std::fs::write(tasks.path().join("mine.py"), "answer = 42").unwrap();
+    let guest = Guest::bare_in(tasks.path(), &[("PYTHONPATH", hides.path().to_str().unwrap())]);
+    assert_eq!(guest.cell("'get_ipython' in globals()").await, "False\n");
+    let text = guest.cell("1 / 0").await;
+    assert!(text.contains("ZeroDivisionError") && !text.contains("not yours"), "{text}");
+    assert_eq!(guest.cell("import mine; mine.answer").await, "42\n");
 }

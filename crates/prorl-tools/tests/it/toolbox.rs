@@ -111,3 +111,30 @@ async fn a_dead_sandbox_is_an_error_and_no_result() {
     let failed = toolbox.call(&context, "execute_bash", &object(json!({"command": "true"}))).await.unwrap_err();
     assert!(failed.is_infrastructure(), "{failed}");
 }
+
+#[tokio::test]
+async fn both_languages_start_in_the_same_folder() {
+    let guest = Guest::start().await;
+    let cell = guest.cell("import os; print(os.getcwd())").await;
+    assert_eq!(guest.run("pwd; echo shared > note").await, (cell, 0));
+    assert_eq!(guest.cell("open('note').read()").await, "'shared\\n'\n");
+    guest.cell("open('answer', 'w').write('back')").await;
+    assert_eq!(guest.run("cat answer").await.0, "back");
+    let folder = tempfile::tempdir().unwrap();
+    let guest = Guest::bare_in(folder.path(), &[]);
+    let real = std::fs::canonicalize(folder.path()).unwrap();
+    assert_eq!(guest.run("pwd").await.0.trim_end(), real.to_str().unwrap());
+}
+
+#[tokio::test]
+async fn a_large_output_does_not_fill_the_conversation() {
+    let guest = Guest::start().await;
+    for (tool, argument, text) in [
+        ("execute_bash", "command", "printf 'begin'; head -c 100000 /dev/zero | tr '\\0' x; echo end"),
+        ("execute_ipython_cell", "code", "print('begin' + 'x' * 100_000 + 'end')"),
+    ] {
+        let read = guest.tool(tool, &[(argument, text)], LONG).await.content.text();
+        assert!(read.starts_with("beginx") && read.contains("xend\n") && read.contains(" of 100009 bytes left out "));
+        assert!(read.chars().count() <= 30_000, "{tool}: {} characters", read.chars().count());
+    }
+}
