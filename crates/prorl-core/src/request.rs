@@ -1,8 +1,11 @@
 //! A job request (API sections 1.2 and 1.6), checked before it is accepted.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{collections::BTreeMap, fmt, time::Duration};
 
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::{
+    Deserialize, Deserializer, Serialize,
+    de::{SeqAccess, Visitor},
+};
 use serde_json::{Map, Value};
 
 use crate::{GroupId, JobId, WeightVersion};
@@ -199,17 +202,33 @@ nullable! {
 
 /// Takes one stop string, a list of them, or null.
 fn stop_strings<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {
-    #[derive(Deserialize)]
-    #[serde(untagged, expecting = "a stop string or a list of them")]
-    enum Stop {
-        One(String),
-        Many(Vec<String>),
+    struct Stops;
+
+    impl<'de> Visitor<'de> for Stops {
+        type Value = Vec<String>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a stop string or a list of them")
+        }
+
+        fn visit_unit<E>(self) -> Result<Self::Value, E> {
+            Ok(Vec::new())
+        }
+
+        fn visit_str<E>(self, stop: &str) -> Result<Self::Value, E> {
+            Ok(vec![stop.to_owned()])
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
+            let mut stops = Vec::new();
+            while let Some(stop) = list.next_element()? {
+                stops.push(stop);
+            }
+            Ok(stops)
+        }
     }
-    Ok(match Option::deserialize(deserializer)? {
-        None => Vec::new(),
-        Some(Stop::One(stop)) => vec![stop],
-        Some(Stop::Many(stops)) => stops,
-    })
+
+    deserializer.deserialize_any(Stops)
 }
 
 /// How the policy is sampled, and how long its answers and conversation may be. Null is a field's default.
