@@ -365,11 +365,11 @@ async fn callback<T: Send + 'static>(
 }
 
 /// Makes the result: whole, whatever happened.
-async fn conclude(inner: &Inner, context: &Arc<JobContext>, attempt: Attempt, mut clock: Clock) -> JobResult {
+async fn conclude(inner: &Inner, context: &Arc<JobContext>, mut attempt: Attempt, mut clock: Clock) -> JobResult {
     let began = Instant::now();
     let limit = inner.config.callback_limit;
     let handler = Arc::clone(&context.job().handler);
-    let mut draft = draft(context, &attempt);
+    let mut draft = draft(context, &mut attempt);
     let mut broken = None;
     if let Cause::Failed { stage, error } = attempt.cause {
         let (handler, context) = (Arc::clone(&handler), Arc::clone(context));
@@ -418,7 +418,8 @@ async fn conclude(inner: &Inner, context: &Arc<JobContext>, attempt: Attempt, mu
     draft
 }
 
-fn draft(context: &JobContext, attempt: &Attempt) -> JobResult {
+/// Moves what the attempt brought into a result: messages and traces are large, and nobody else needs them now.
+fn draft(context: &JobContext, attempt: &mut Attempt) -> JobResult {
     let request = context.request();
     let stop_reason = attempt.run.as_ref().map_or(prorl_core::StopReason::Error, |run| run.stop_reason);
     let (outcome, error, critical_error) = match &attempt.cause {
@@ -457,15 +458,15 @@ fn draft(context: &JobContext, attempt: &Attempt) -> JobResult {
         image: attempt.prepared.as_ref().map_or_else(String::new, |prepared| prepared.image.clone()),
         ..JobResult::empty(context.id().clone(), context.job().data_source.clone(), outcome)
     };
-    if let Some(run) = &attempt.run {
+    if let Some(run) = attempt.run.take().map(Arc::unwrap_or_clone) {
         result.finish = run.finish.is_some();
         result.end_properly = run.end_properly;
-        result.messages.clone_from(&run.trajectory.messages);
-        result.traces.clone_from(&run.trajectory.traces);
-        result.tools.clone_from(&run.tools);
-        result.artifacts.clone_from(&run.artifacts);
-        result.git_patch.clone_from(&run.git_patch);
-        result.usage = run.usage.clone();
+        result.messages = run.trajectory.messages;
+        result.traces = run.trajectory.traces;
+        result.tools = run.tools;
+        result.artifacts = run.artifacts;
+        result.git_patch = run.git_patch;
+        result.usage = run.usage;
     }
     if result.outcome.trainable && result.traces.iter().all(|trace| trace.response_ids().is_empty()) {
         // A prompt that did not fit, say: no turn was made, so there is nothing to train on, and no policy to judge.

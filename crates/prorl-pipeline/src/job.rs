@@ -151,16 +151,10 @@ impl Job {
         look(&self.phase.lock())
     }
 
-    /// Hands out the result, once; tells whether this call was the one.
-    pub(crate) fn finish(&self, result: Arc<JobResult>) -> bool {
+    /// Hands out the result. Whoever calls it has taken the job out of the live ones, so it happens once.
+    pub(crate) fn finish(&self, result: Arc<JobResult>) {
         self.enter(JobState::Ended, None);
-        self.result.send_if_modified(|slot| {
-            let first = slot.is_none();
-            if first {
-                *slot = Some(result);
-            }
-            first
-        })
+        self.result.send_replace(Some(result));
     }
 
     /// Asks for the end. The first reason stays, except that a request outranks the others.
