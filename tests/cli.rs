@@ -132,7 +132,9 @@ async fn wrong_usage_is_exit_code_two_and_help_is_everywhere() {
     ] {
         assert_eq!(run(folder.path(), args).await.status.code(), Some(2), "{args:?}");
     }
-    for command in ["serve", "quickstart", "run", "verify", "mock-llm", "status", "cancel"] {
+    for command in
+        ["serve", "quickstart", "run", "verify", "mock-llm", "bench", "doctor", "sandbox", "status", "cancel"]
+    {
         let out = run(folder.path(), &[command, "--help"]).await;
         assert!(out.status.success() && text(&out.stdout).contains("Usage"), "{command}");
     }

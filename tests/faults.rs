@@ -125,6 +125,8 @@ async fn killing_the_server_leaves_no_sandbox() {
     let ours = descendants(serve.pid());
     serve.child.kill().await.unwrap();
     gone(&ours, Duration::from_secs(2)).await;
+    // The keeper removes the files once it has seen the last process end.
+    until("the folder's end", || async { std::fs::read_dir(serve.temp.path()).unwrap().next().is_none() }).await;
     serve.nothing_left();
     mock.shutdown().await.unwrap();
 }

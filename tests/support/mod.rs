@@ -2,8 +2,11 @@
 
 #![allow(dead_code, reason = "each test program uses a part")]
 
+pub(crate) mod image;
+
 use std::{
     collections::BTreeSet,
+    io::Write as _,
     path::{Path, PathBuf},
     process::Stdio,
     time::Duration,
@@ -26,6 +29,11 @@ use tokio::{
     time::{Instant, sleep},
 };
 
+/// Says on the test's own output what is worth knowing of a test that passes.
+pub(crate) fn note(text: &str) {
+    writeln!(std::io::stderr().lock(), "{text}").unwrap();
+}
+
 /// Returns the root of the repository.
 pub(crate) fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
@@ -46,7 +54,10 @@ pub(crate) struct Serve {
 
 impl Serve {
     pub(crate) async fn start(args: &[&str]) -> Self {
-        let temp = tempfile::tempdir().unwrap();
+        Self::start_in(tempfile::tempdir().unwrap(), args).await
+    }
+
+    async fn start_in(temp: tempfile::TempDir, args: &[&str]) -> Self {
         let mut child = Command::new(prorl())
             .args(["serve", "--listen", "127.0.0.1:0"])
             .args(args)
@@ -66,7 +77,16 @@ impl Serve {
 
     /// Starts a server that uses a scripted policy.
     pub(crate) async fn with_mock(args: &[&str], mock: &MockLlm) -> Self {
-        let serve = Self::start(args).await;
+        Self::start(args).await.using(mock).await
+    }
+
+    /// The same in a temporary folder that every user may pass, as the sandbox user of a server of root has to.
+    pub(crate) async fn in_open_folder(args: &[&str], mock: &MockLlm) -> Self {
+        Self::start_in(image::open_temp(), args).await.using(mock).await
+    }
+
+    async fn using(self, mock: &MockLlm) -> Self {
+        let serve = self;
         let added = serve.post("/add_llm_server", &json!({"address": mock.address()})).await;
         assert_eq!((added.0, &added.1["backend"]["healthy"]), (200, &json!(true)), "{added:?}");
         serve

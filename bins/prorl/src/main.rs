@@ -1,11 +1,15 @@
 //! The one command that people install: flags, configuration, logging, signals, wiring. Nothing is decided here.
 
+mod bench;
 mod config;
+mod doctor;
 mod mock;
 mod output;
 mod quickstart;
 mod remote;
 mod run;
+mod sandbox;
+mod sandboxes;
 mod serve;
 mod stop;
 mod verify;
@@ -14,7 +18,6 @@ mod wiring;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
-use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
 /// Open files that a few hundred jobs at once need.
 const MANY_FILES: u64 = 4096;
@@ -40,8 +43,14 @@ enum Command {
     Run(run::Args),
     /// Check every trace of a results file.
     Verify(verify::Args),
+    /// Try out a sandbox.
+    Sandbox(sandbox::Args),
     /// Serve a scripted policy with a real tokenizer, for tests without a GPU.
     MockLlm(mock::Args),
+    /// Take figures of this machine.
+    Bench(bench::Args),
+    /// Tell what this machine allows, and what to do about the rest.
+    Doctor(doctor::Args),
     /// Show what a server is doing.
     Status(remote::StatusArgs),
     /// Cancel a job on a server.
@@ -50,9 +59,7 @@ enum Command {
 
 /// Raises the soft limit of open files to the hard one: a sandbox holds about five, a waiting client one.
 fn raise_open_files() {
-    let raised = getrlimit(Resource::RLIMIT_NOFILE)
-        .and_then(|(_, hard)| setrlimit(Resource::RLIMIT_NOFILE, hard, hard).map(|()| hard));
-    match raised {
+    match prorl_sandbox::node::raise_open_files() {
         Ok(limit) if limit < MANY_FILES => {
             tracing::warn!(limit, "few open files are allowed here (ulimit -Hn): many jobs at once will fail");
         }
@@ -81,7 +88,10 @@ fn main() -> ExitCode {
             Command::Quickstart(args) => quickstart::main(args).await,
             Command::Run(args) => run::main(args).await,
             Command::Verify(args) => verify::main(&args),
+            Command::Sandbox(args) => sandbox::main(args).await,
             Command::MockLlm(args) => mock::main(args).await,
+            Command::Bench(args) => bench::main(args).await,
+            Command::Doctor(args) => doctor::main(args).await,
             Command::Status(args) => remote::status(args).await,
             Command::Cancel(args) => remote::cancel(args).await,
         }

@@ -17,18 +17,18 @@ use futures_util::{StreamExt, stream};
 use owo_colors::{OwoColorize, Stream};
 use prorl_agents::{CallLimits, PathPolicy};
 use prorl_client::Client;
-use prorl_core::{Instance, JobId, JobRequest, JobResult, Message, Role, Status};
+use prorl_core::{Instance, JobId, JobRequest, JobResult, Message, Role, Status, request::RuntimeChoice};
 use prorl_llm::{
     mock::{MockLlm, Script},
     pool::{BackendSpec, PoolConfig},
 };
 use prorl_pipeline::PipelineConfig;
-use prorl_sandbox::NamespaceConfig;
 use prorl_server::{Listen, ServerConfig};
 use tokio::net::TcpListener;
 
 use crate::{
     output,
+    sandboxes::SandboxConfig,
     stop::Signals,
     verify::Totals,
     wiring::{self, Parts, Service},
@@ -112,7 +112,9 @@ pub(crate) async fn main(args: Args) -> anyhow::Result<ExitCode> {
         },
         pool: PoolConfig::default(),
         server: ServerConfig::default(),
-        sandbox: NamespaceConfig::default(),
+        sandboxes: SandboxConfig::default(),
+        runtime: RuntimeChoice::Namespace,
+        image: None,
         tokenizer,
         limits: CallLimits::default(),
         paths: PathPolicy::Any,

@@ -1,20 +1,23 @@
 //! `prorl serve`.
 
-use std::{path::PathBuf, process::ExitCode, time::Duration};
+use std::{num::NonZeroUsize, path::PathBuf, process::ExitCode, time::Duration};
 
 use anyhow::{Context, bail};
 use clap::{ArgMatches, builder::BoolishValueParser};
 use futures_util::future::try_join_all;
 use prorl_agents::{CallLimits, PathPolicy};
-use prorl_core::{Secret, request::InputIds};
+use prorl_core::{
+    Secret,
+    request::{InputIds, RuntimeChoice},
+};
 use prorl_llm::pool::{BackendSpec, Policy, PoolConfig};
 use prorl_pipeline::{OnDisconnect, PipelineConfig};
-use prorl_sandbox::{NamespaceConfig, SandboxUser};
 use prorl_server::{Listen, ServerConfig};
 
 use crate::{
     config::{Layers, Source},
     output,
+    sandboxes::SandboxConfig,
     stop::Signals,
     wiring::{self, Parts, Service},
 };
@@ -70,10 +73,22 @@ pub(crate) struct Args {
     /// What `input_ids` of an assistant message holds: delta, full or none [default: delta].
     #[arg(long, env = "PRORL_INPUT_IDS", value_parser = ["delta", "full", "none"])]
     input_ids: Option<String>,
-    /// Kind of sandbox [default: namespace].
-    #[arg(long, env = "PRORL_RUNTIME", value_parser = ["auto", "namespace"])]
+    /// Kind of sandbox of instances that ask for none; auto takes singularity for packed images [default: auto].
+    #[arg(long, env = "PRORL_RUNTIME", value_parser = ["auto", "namespace", "singularity"])]
     runtime: Option<String>,
-    /// Host user and group number that sandboxes are mapped to when started by root [default: those of nobody].
+    /// Image of instances that name none: an unpacked folder, a .sif or a squashfs [default: the host's own programs].
+    #[arg(long, env = "PRORL_IMAGE", value_name = "PATH")]
+    image: Option<PathBuf>,
+    /// The apptainer or singularity program [default: looked for along PATH].
+    #[arg(long, env = "PRORL_APPTAINER", value_name = "PATH")]
+    apptainer: Option<PathBuf>,
+    /// Local folder for what the sandboxes of this machine need while they live [default: prorl-UID in TMPDIR].
+    #[arg(long, env = "PRORL_RUN_DIR", value_name = "DIR")]
+    run_dir: Option<PathBuf>,
+    /// Sandboxes that may start at the same time [default: twice the processors, 4 at least].
+    #[arg(long, env = "PRORL_MAX_STARTING", value_name = "N")]
+    max_starting: Option<usize>,
+    /// Number of the host user that sandboxes are mapped to when started by root [default: that of nobody].
     #[arg(long, env = "PRORL_SANDBOX_USER", value_name = "UID")]
     sandbox_user: Option<u32>,
     /// Tokenizer folder of the policy [default: the built-in small one, which fits mock-llm only].
@@ -188,11 +203,30 @@ fn settle(args: Args, given: &ArgMatches) -> anyhow::Result<Settings> {
         "none" => InputIds::None,
         other => bail!("input_ids: expected delta, full or none, found {other}"),
     };
-    let runtime = layers.or("runtime", args.runtime, "namespace".to_owned())?;
-    if !matches!(runtime.as_str(), "auto" | "namespace") {
-        bail!("runtime: expected auto or namespace, found {runtime}");
-    }
-    let sandbox_user = layers.optional("sandbox_user", args.sandbox_user)?;
+    let runtime = match layers.or("runtime", args.runtime, "auto".to_owned())?.as_str() {
+        "auto" => RuntimeChoice::Auto,
+        "namespace" => RuntimeChoice::Namespace,
+        "singularity" => RuntimeChoice::Singularity,
+        other => bail!("runtime: expected auto, namespace or singularity, found {other}"),
+    };
+    let image = match layers.optional("image", args.image)? {
+        Some(path) => Some(path.canonicalize().with_context(|| format!("image: {} cannot be opened", path.display()))?),
+        None if runtime == RuntimeChoice::Singularity => {
+            tracing::warn!(
+                "no --image is given, and the singularity runtime has none of its own: each instance has to name one"
+            );
+            None
+        }
+        None => None,
+    };
+    let max_starting = layers.optional("max_starting", args.max_starting)?;
+    let max_starting = max_starting.map(|number| above_zero("max_starting", number)).transpose()?;
+    let sandboxes = SandboxConfig {
+        run_dir: layers.optional("run_dir", args.run_dir)?,
+        user: layers.optional("sandbox_user", args.sandbox_user)?,
+        apptainer: layers.optional("apptainer", args.apptainer)?,
+        max_starting: max_starting.and_then(NonZeroUsize::new),
+    };
     let tokenizer = layers.optional("tokenizer", args.tokenizer)?;
     let allow_path = layers.or("allow_path", args.allow_path, Vec::new())?;
     let allow_host_network = layers.or("allow_host_network", args.allow_host_network, false)?;
@@ -228,7 +262,9 @@ fn settle(args: Args, given: &ArgMatches) -> anyhow::Result<Settings> {
         pipeline,
         pool: PoolConfig { policy, ..PoolConfig::default() },
         server,
-        sandbox: NamespaceConfig { sandbox_user: sandbox_user.map(|uid| SandboxUser { uid, gid: uid }) },
+        sandboxes,
+        runtime,
+        image,
         tokenizer: wiring::tokenizer(tokenizer.as_deref())?,
         limits,
         paths,

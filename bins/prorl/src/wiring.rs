@@ -1,19 +1,24 @@
 //! Puts the crates together: one service of pool, sandboxes, handlers, pipeline and HTTP.
 
-use std::{path::Path, sync::Arc, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
 
 use anyhow::Context;
 use prorl_agents::{CallLimits, Environment, Math, PathPolicy};
-use prorl_guest::Guest;
+use prorl_core::request::RuntimeChoice;
 use prorl_llm::{
     pool::{Pool, PoolConfig},
     tokenizer::ChatTokenizer,
 };
 use prorl_pipeline::{Pipeline, PipelineConfig, Registry};
-use prorl_sandbox::{NamespaceConfig, NamespaceRuntime};
 use prorl_server::{Listen, Server, ServerConfig};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
+
+use crate::sandboxes::{SandboxConfig, Sandboxes};
 
 /// How long the last jobs may take to end once the server has stopped.
 const CLOSE_LIMIT: Duration = Duration::from_secs(30);
@@ -23,7 +28,9 @@ pub(crate) struct Parts {
     pub(crate) pipeline: PipelineConfig,
     pub(crate) pool: PoolConfig,
     pub(crate) server: ServerConfig,
-    pub(crate) sandbox: NamespaceConfig,
+    pub(crate) sandboxes: SandboxConfig,
+    pub(crate) runtime: RuntimeChoice,
+    pub(crate) image: Option<PathBuf>,
     pub(crate) tokenizer: ChatTokenizer,
     pub(crate) limits: CallLimits,
     pub(crate) paths: PathPolicy,
@@ -37,7 +44,8 @@ pub(crate) struct Service {
     pub(crate) address: String,
     stop: CancellationToken,
     tasks: JoinSet<anyhow::Result<()>>,
-    _guest: Guest,
+    /// Kept for last: nothing of a sandbox outlives it.
+    _sandboxes: Sandboxes,
 }
 
 /// Loads a tokenizer folder, or the built-in one.
@@ -53,10 +61,10 @@ pub(crate) fn tokenizer(folder: Option<&Path>) -> anyhow::Result<ChatTokenizer> 
 impl Service {
     /// Builds the service and starts listening; jobs are taken after [`Pipeline::start`].
     pub(crate) async fn start(listen: Listen, parts: Parts) -> anyhow::Result<Self> {
-        let guest = Guest::install().context("the guest program cannot be made executable")?;
-        let runtime = Arc::new(NamespaceRuntime::new(parts.sandbox));
+        let sandboxes = Sandboxes::open(parts.sandboxes)?;
+        let runtimes = sandboxes.runtimes(parts.runtime, parts.image)?;
         let pool = Pool::new(parts.pool);
-        let mut env = Environment::new(runtime, guest.path(), pool.clone(), parts.tokenizer);
+        let mut env = Environment::new(runtimes, sandboxes.guest.path(), pool.clone(), parts.tokenizer);
         (env.paths, env.limits) = (parts.paths, parts.limits);
         env.allow_host_network = parts.allow_host_network;
         let env = Arc::new(env);
@@ -76,7 +84,7 @@ impl Service {
         });
         let until = stop.child_token();
         tasks.spawn(async move { server.serve(until).await.context("the server broke") });
-        Ok(Self { pipeline, pool, address, stop, tasks, _guest: guest })
+        Ok(Self { pipeline, pool, address, stop, tasks, _sandboxes: sandboxes })
     }
 
     /// Waits until one of the service's tasks ends by itself, which only a failure makes it do.

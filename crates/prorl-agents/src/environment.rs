@@ -7,11 +7,13 @@ use std::{
 };
 
 use dashmap::DashMap;
-use prorl_core::{FailureClass, JobRequest, Malformed, request::NetworkChoice, request::RuntimeChoice};
+use prorl_core::{FailureClass, JobRequest, Malformed, request::CommonFields, request::NetworkChoice};
 use prorl_llm::{pool::Pool, tokenizer::ChatTokenizer};
 use prorl_pipeline::{JobContext, StageError};
 use prorl_sandbox::{Image, Network, Runtime, SandboxSpec};
 use tokio::sync::OnceCell;
+
+use crate::Runtimes;
 
 /// Which paths a request may name.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -81,8 +83,8 @@ impl Default for CallLimits {
 
 /// What the handlers of one server share: where sandboxes and generations come from.
 pub struct Environment {
-    /// Makes sandboxes.
-    pub runtime: Arc<dyn Runtime>,
+    /// What makes sandboxes.
+    pub runtimes: Runtimes,
     /// The guest program.
     pub guest: PathBuf,
     /// The LLM servers.
@@ -101,9 +103,9 @@ pub struct Environment {
 
 impl Environment {
     /// Makes an environment with default limits, for requests on a trusted listener.
-    pub fn new(runtime: Arc<dyn Runtime>, guest: impl Into<PathBuf>, pool: Pool, tokenizer: ChatTokenizer) -> Self {
+    pub fn new(runtimes: impl Into<Runtimes>, guest: impl Into<PathBuf>, pool: Pool, tokenizer: ChatTokenizer) -> Self {
         Self {
-            runtime,
+            runtimes: runtimes.into(),
             guest: guest.into(),
             pool,
             tokenizer,
@@ -132,22 +134,18 @@ impl Environment {
             let field = format!("instance.{}", problem.field);
             Malformed { field, ..problem }
         })?;
-        if common.runtime == RuntimeChoice::Singularity {
-            let problem = format!("this server runs sandboxes with {:?} only", self.runtime.name());
-            return Err(Malformed::new("instance.runtime", problem));
-        }
         if common.network == NetworkChoice::Host && !self.allow_host_network {
             let problem = "host is refused by this server; it needs --allow-host-network";
             return Err(Malformed::new("instance.network", problem));
         }
-        if let Some(image) = &common.image {
-            let field = "instance.image";
-            let folder = self.paths.check(Path::new(image)).map_err(|why| Malformed::new(field, why))?;
-            if !folder.is_dir() {
-                return Err(Malformed::new(field, format!("expected an unpacked image folder, found {image}")));
-            }
-        }
-        Ok(())
+        self.choose(&common).map(drop)
+    }
+
+    /// Returns the runtime and the image for an instance.
+    fn choose(&self, common: &CommonFields) -> Result<(&Arc<dyn Runtime>, Image), Malformed> {
+        let named = common.image.as_ref().map(|image| self.paths.check(Path::new(image)));
+        let named = named.transpose().map_err(|why| Malformed::new("instance.image", why))?;
+        self.runtimes.choose(common.runtime, named.as_deref())
     }
 
     /// Returns the tokenizer that a request asks for, loading it the first time.
@@ -182,21 +180,22 @@ impl Environment {
         name == own || (last == own && !Path::new(name).exists())
     }
 
-    /// Returns what to start for a job: its image, network and limits.
+    /// Returns what to start for a job, its image, network and limits, and the runtime that can.
     ///
     /// # Errors
-    /// When the request names something that [`check`](Self::check) refuses.
-    pub fn sandbox_spec(&self, job: &JobContext) -> Result<SandboxSpec, StageError> {
-        let refused = |problem: Malformed| StageError::text(FailureClass::Handler, problem.to_string());
+    /// When the request names something that [`check`](Self::check) refuses, such as an image that is no longer there.
+    pub fn sandbox_spec(&self, job: &JobContext) -> Result<(&Arc<dyn Runtime>, SandboxSpec), StageError> {
+        let refused = |problem: Malformed| {
+            let class = match problem.field.as_str() {
+                "instance.image" => FailureClass::Image,
+                _ => FailureClass::Handler,
+            };
+            StageError::text(class, problem.to_string())
+        };
         let common = job.instance().common().map_err(refused)?;
+        let (runtime, image) = self.choose(&common).map_err(refused)?;
         let mut spec = SandboxSpec::new(&self.guest);
-        if let Some(image) = &common.image {
-            let folder = self
-                .paths
-                .check(Path::new(image))
-                .map_err(|why| StageError::text(FailureClass::Image, format!("image {why}")))?;
-            spec.image = Image::Directory(folder);
-        }
+        spec.image = image;
         spec.fakeroot = common.fakeroot;
         if common.network == NetworkChoice::Host {
             spec.network = Network::Host;
@@ -205,7 +204,7 @@ impl Environment {
             spec.layer_bytes = disk_mb.saturating_mul(1 << 20);
         }
         if let Some(wall) = common.limits.wall_s {
-            spec.max_life = Duration::try_from_secs_f64(wall).ok();
+            spec.max_life = Duration::try_from_secs_f64(wall).unwrap_or(Duration::MAX);
         }
         let unenforced = [
             ("memory_mb", common.limits.memory_mb.is_some()),
@@ -218,6 +217,6 @@ impl Environment {
             }
         }
         spec.start_timeout = job.remaining(Some(self.limits.sandbox_start));
-        Ok(spec)
+        Ok((runtime, spec))
     }
 }

@@ -4,10 +4,12 @@ pub mod agent;
 pub mod environment;
 pub mod math;
 pub mod prompt;
+pub mod runtimes;
 pub mod sandbox;
 pub mod score;
 
 pub use agent::Agent;
 pub use environment::{CallLimits, Environment, PathPolicy};
 pub use math::Math;
+pub use runtimes::Runtimes;
 pub use sandbox::AgentSandbox;

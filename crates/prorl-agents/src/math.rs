@@ -92,7 +92,7 @@ impl AgentHandler for Math {
         let image = job.instance().common().ok().and_then(|common| common.image);
         Ok(Prepared {
             sandbox: Some(sandbox as Arc<dyn SandboxHandle>),
-            image: image.unwrap_or_else(|| "host".to_owned()),
+            image: image.unwrap_or_else(|| self.env.runtimes.default_image()),
             ..Prepared::default()
         })
     }

@@ -25,8 +25,8 @@ impl AgentSandbox {
     /// # Cancel safety
     /// Dropping it kills what was started.
     pub async fn start(env: &Environment, job: &JobContext) -> Result<Arc<Self>, StageError> {
-        let spec = env.sandbox_spec(job)?;
-        let started = env.runtime.start(&spec).await;
+        let (runtime, spec) = env.sandbox_spec(job)?;
+        let started = runtime.start(&spec).await;
         let mut sandbox = started.map_err(|err| StageError::new(err.failure_class(), &err))?;
         let channel = sandbox
             .take_channel()

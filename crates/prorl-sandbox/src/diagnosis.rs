@@ -23,7 +23,7 @@ pub(crate) fn explain(proc: &Path, failure: StartFailure) -> SandboxError {
 }
 
 /// Finds the setting that forbids user namespaces, or what they are for.
-fn blocked_by(proc: &Path, step: &str, errno: i32) -> Option<(String, &'static str)> {
+pub(crate) fn blocked_by(proc: &Path, step: &str, errno: i32) -> Option<(String, &'static str)> {
     let refused = matches!(errno, libc::EPERM | libc::EACCES);
     match step {
         step::NAMESPACES if errno == libc::ENOSPC || errno == libc::EUSERS => Some(used_up(proc)),

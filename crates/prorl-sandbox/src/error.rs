@@ -50,11 +50,49 @@ pub enum SandboxError {
         #[source]
         source: io::Error,
     },
+    /// The folder in which a node keeps what it owns cannot be used.
+    #[error("folder {path} {problem}; {advice}")]
+    Folder {
+        /// The folder, or a file in it.
+        path: PathBuf,
+        /// What is wrong with it.
+        problem: String,
+        /// What its user can do.
+        advice: String,
+        /// The system's word.
+        #[source]
+        source: io::Error,
+    },
     /// The guest sent no hello in time. It has been killed.
-    #[error("guest not ready after {waited:?}")]
+    #[error("guest not ready after {waited:?}{}", Said(output))]
     NotReady {
         /// How long it had.
         waited: Duration,
+        /// The last lines of its launcher, if there was one and it said something.
+        output: String,
+    },
+    /// The program that is to be Apptainer or Singularity is missing, or something else.
+    #[error("failed to use {path} as Apptainer or Singularity")]
+    Program {
+        /// The path in the configuration, or the names that were looked for.
+        path: PathBuf,
+        /// What is wrong with it.
+        #[source]
+        source: io::Error,
+    },
+    /// Apptainer or Singularity failed before the guest was started.
+    #[error("{program} failed: {cause}; {advice}{}", Said(output))]
+    Launcher {
+        /// Its path.
+        program: PathBuf,
+        /// What kind of thing was in the way.
+        fault: LauncherFault,
+        /// What was in the way.
+        cause: String,
+        /// What can be done about it.
+        advice: String,
+        /// Its own last lines, at most 2 KiB.
+        output: String,
     },
     /// The guest ended, or closed its channel, before its hello.
     #[error("guest ended before its hello ({how})")]
@@ -109,18 +147,63 @@ pub enum SandboxError {
     },
 }
 
+/// What kept a launcher from starting its guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum LauncherFault {
+    /// The image: missing, closed, or none at all.
+    Image,
+    /// The source of a bind.
+    Bind,
+    /// User namespaces, which this machine forbids.
+    UserNamespaces,
+    /// FUSE, which this machine forbids or lacks a program for.
+    Fuse,
+    /// The range of ids of a fake root.
+    FakeRoot,
+    /// Space, memory or processes: this machine has no more.
+    Exhausted,
+    /// Something that is not known here.
+    Other,
+}
+
+/// A launcher's last lines, as the end of a message on one line.
+struct Said<'a>(&'a str);
+
+impl std::fmt::Display for Said<'_> {
+    fn fmt(&self, to: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut before = "; it said last: ";
+        for line in self.0.lines().map(str::trim).filter(|line| !line.is_empty()) {
+            write!(to, "{before}{line}")?;
+            before = " | ";
+        }
+        Ok(())
+    }
+}
+
 impl SandboxError {
     /// Returns who failed, in the words of a job's outcome.
     pub fn failure_class(&self) -> FailureClass {
         match self {
             // A handler made the spec, and another attempt makes the same one.
             Self::Invalid { .. } | Self::Bind { .. } => FailureClass::Handler,
+            Self::Launcher { fault, .. } => match fault {
+                LauncherFault::Image => FailureClass::Image,
+                LauncherFault::Bind => FailureClass::Handler,
+                LauncherFault::Exhausted => FailureClass::Resource,
+                LauncherFault::UserNamespaces
+                | LauncherFault::Fuse
+                | LauncherFault::FakeRoot
+                | LauncherFault::Other => FailureClass::Sandbox,
+            },
             Self::Image { .. } => FailureClass::Image,
             Self::Exhausted { .. } => FailureClass::Resource,
             Self::Guest { .. } | Self::Protocol { .. } => FailureClass::Internal,
-            Self::Spawn { source, .. } if is_exhaustion(source) => FailureClass::Resource,
+            Self::Spawn { source, .. } | Self::Folder { source, .. } if is_exhaustion(source) => FailureClass::Resource,
             Self::Spawn { .. }
+            | Self::Folder { .. }
             | Self::NotReady { .. }
+            | Self::Program { .. }
             | Self::Ended { .. }
             | Self::UserNamespaces { .. }
             | Self::Setup { .. }

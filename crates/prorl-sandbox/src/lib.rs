@@ -2,12 +2,18 @@
 
 #[cfg(feature = "init")]
 pub mod init;
+#[cfg(any(feature = "host", feature = "init"))]
+pub mod node;
 pub mod setup;
+#[cfg(any(feature = "host", feature = "init"))]
+mod subid;
 #[cfg(any(feature = "host", feature = "init"))]
 mod sys;
 
 #[cfg(feature = "host")]
 mod diagnosis;
+#[cfg(feature = "host")]
+pub mod doctor;
 #[cfg(feature = "host")]
 mod error;
 #[cfg(feature = "host")]
@@ -17,16 +23,24 @@ mod runtime;
 #[cfg(feature = "host")]
 mod sandbox;
 #[cfg(feature = "host")]
+mod singularity;
+#[cfg(feature = "host")]
 mod spec;
+#[cfg(feature = "host")]
+mod start;
 
 #[cfg(feature = "host")]
-pub use error::SandboxError;
+pub use error::{LauncherFault, SandboxError};
 #[cfg(feature = "host")]
 pub use namespace::{NamespaceConfig, NamespaceRuntime};
+#[cfg(feature = "host")]
+pub use node::{Node, NodeConfig};
 #[cfg(feature = "host")]
 pub use runtime::Runtime;
 #[cfg(feature = "host")]
 pub use sandbox::{Facts, Sandbox};
 pub use setup::{Bind, Image, Network, SandboxUser};
+#[cfg(feature = "host")]
+pub use singularity::{SingularityConfig, SingularityRuntime};
 #[cfg(feature = "host")]
 pub use spec::SandboxSpec;

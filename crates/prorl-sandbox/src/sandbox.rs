@@ -1,21 +1,29 @@
 use std::{
     any::Any,
     io,
-    net::Shutdown,
-    os::{fd::OwnedFd, unix::net::UnixStream as StdStream},
+    net::{Ipv4Addr, Shutdown},
+    os::{
+        fd::{AsFd as _, OwnedFd},
+        unix::net::UnixStream as StdStream,
+    },
+    path::PathBuf,
     time::Duration,
 };
 
 use async_trait::async_trait;
 use parking_lot::Mutex;
 use prorl_core::{SandboxHandle, hello::Hello};
-use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open, pidfd_send_signal};
+use rustix::process::{
+    Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, kill_process_group, pidfd_open, pidfd_send_signal, waitid,
+};
 use tokio::{io::unix::AsyncFd, net::UnixStream, process::Child, time::timeout};
 
-use crate::{SandboxError, sys};
-
-/// How long the outer process may take to end by itself once its channel is closed; it allows the guest 200 ms of that.
-const COLLAPSE: Duration = Duration::from_millis(500);
+use crate::{
+    SandboxError,
+    node::{Claim, Reach},
+    start::Kind,
+    sys,
+};
 
 /// How long the kernel may take to empty a namespace whose process 1 was killed.
 const REAP: Duration = Duration::from_secs(5);
@@ -23,10 +31,16 @@ const REAP: Duration = Duration::from_secs(5);
 /// What is known of a sandbox that stands.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Facts {
+    /// Name of the runtime that made it.
+    pub runtime: &'static str,
     /// What the guest said: its process id, namespaces, user and programs.
     pub hello: Hello,
     /// Process id of the guest's outer process, a child of this process in a process group of its own.
     pub outer_pid: u32,
+    /// Its own address, where it shares the host's network: unique on this machine until nothing of the sandbox is left.
+    pub loopback: Option<Ipv4Addr>,
+    /// Its own folder on the host, if it needed one. It is removed with the sandbox.
+    pub run_dir: Option<PathBuf>,
 }
 
 /// A sandbox that stands. Dropping it kills everything inside without waiting; [`shutdown`](Self::shutdown) waits and proves.
@@ -102,7 +116,9 @@ impl SandboxHandle for Sandbox {
 /// whatever process adopts it.
 #[derive(Debug)]
 pub(crate) struct Processes {
-    id: String,
+    /// What is written down of the sandbox, and where its files are.
+    claim: Claim,
+    kind: Kind,
     outer_pid: u32,
     child: Mutex<Child>,
     outer: AsyncFd<OwnedFd>,
@@ -112,13 +128,13 @@ pub(crate) struct Processes {
 }
 
 impl Processes {
-    /// Takes ownership of a fresh child.
-    pub(crate) fn new(id: String, mut child: Child, line: StdStream) -> Result<Self, SandboxError> {
+    /// Takes ownership of a fresh child, which has not been told yet what to do.
+    pub(crate) fn new(claim: Claim, kind: Kind, mut child: Child, line: StdStream) -> Result<Self, SandboxError> {
         let outer_pid = child.id().unwrap_or_default();
         // The number is the child's until it is waited for, which nobody has done yet.
         let watched = open(outer_pid).and_then(sys::watch);
-        match watched {
-            Ok(outer) => Ok(Self { id, outer_pid, child: Mutex::new(child), outer, inner: None, line }),
+        match watched.and_then(|outer| claim.spawned(outer_pid, kind.reach).map(|()| outer)) {
+            Ok(outer) => Ok(Self { claim, kind, outer_pid, child: Mutex::new(child), outer, inner: None, line }),
             Err(source) => {
                 // Without a handle it cannot be owned. Killed here, it is reaped by the runtime's orphan queue.
                 let _ = child.start_kill();
@@ -128,16 +144,21 @@ impl Processes {
     }
 
     pub(crate) fn id(&self) -> &str {
-        &self.id
+        self.claim.id()
+    }
+
+    /// Returns the sandbox's own folder if it has one.
+    pub(crate) fn run_dir(&self) -> Option<PathBuf> {
+        self.claim.made_run_dir()
     }
 
     pub(crate) fn outer_pid(&self) -> u32 {
         self.outer_pid
     }
 
-    /// Takes a handle of the inner process by the number in its hello. `Err(None)`: it is dead already.
-    pub(crate) fn adopt(&mut self, inner_pid: u32) -> Result<(), Option<SandboxError>> {
-        let handle = match open(inner_pid) {
+    /// Takes a handle of the inner process, which the hello came from, and writes it down. `Err(None)`: it is dead already.
+    pub(crate) fn adopt(&mut self, hello: &Hello) -> Result<(), Option<SandboxError>> {
+        let handle = match open(hello.host_pid) {
             Ok(handle) => handle,
             Err(error) if error.raw_os_error() == Some(libc::ESRCH) => return Err(None),
             Err(error) => return Err(Some(SandboxError::at("watch process 1", error))),
@@ -148,16 +169,57 @@ impl Processes {
             return Err(None);
         }
         self.inner = Some(sys::watch(handle).map_err(|source| SandboxError::at("watch process 1", source))?);
-        Ok(())
+        let namespaces = std::iter::once(hello.user_namespace).chain(hello.launcher_namespace).collect();
+        self.claim
+            .stands(hello.host_pid, namespaces)
+            .map_err(|source| Some(SandboxError::at("write down sandbox", source)))
     }
 
-    /// Resolves when both processes have ended and the outer one is reaped.
+    /// Resolves when nothing of the sandbox is left, processes and files, and the outer process is reaped.
     pub(crate) async fn gone(&self) {
+        ended(&self.outer).await;
+        if self.kind.reach == Reach::Session && self.outer_was_killed() {
+            self.sweep().await;
+        }
+        // It dies with an outer process that is killed, but later.
         if let Some(inner) = &self.inner {
             ended(inner).await;
         }
-        ended(&self.outer).await;
         self.try_reap();
+        self.claim.settle();
+    }
+
+    /// Tells whether the outer process, which has ended, did not end by itself: then it has not reaped what it owned. Its
+    /// status stays there to be reaped, and so its number, and that of its session, stays its own.
+    fn outer_was_killed(&self) -> bool {
+        let how = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+        let status = waitid(WaitId::PidFd(self.outer.get_ref().as_fd()), how);
+        // An error means that it was reaped, which is done after this.
+        matches!(status, Ok(Some(status)) if !status.exited())
+    }
+
+    /// Kills what an outer process that was killed has left beside the pid namespace, until nothing is found.
+    async fn sweep(&self) {
+        loop {
+            let killed = match self.claim.kill_rest() {
+                Ok(killed) => killed,
+                Err(error) => {
+                    tracing::warn!(id = self.id(), %error, "rest of a sandbox was left to the node's keeper");
+                    return;
+                }
+            };
+            let Ok(watched) =
+                killed.into_iter().map(|handle| sys::watch(handle.into_fd())).collect::<io::Result<Vec<_>>>()
+            else {
+                return;
+            };
+            if watched.is_empty() {
+                return;
+            }
+            for process in watched {
+                ended(&process).await;
+            }
+        }
     }
 
     pub(crate) async fn shutdown(&self, grace: Duration) -> Result<(), SandboxError> {
@@ -165,12 +227,13 @@ impl Processes {
         if timeout(grace, self.gone()).await.is_ok() {
             return Ok(());
         }
-        tracing::debug!(id = self.id, ?grace, "sandbox outlived its grace");
+        tracing::debug!(id = self.id(), ?grace, "sandbox outlived its grace");
         self.kill_inner();
-        if let Some(inner) = &self.inner {
+        // A helper that serves the image and answers no more can keep it from dying; then its owner has to end that first.
+        if let (Some(inner), Reach::PidNamespace) = (&self.inner, self.kind.reach) {
             timeout(REAP, ended(inner)).await.map_err(|_elapsed| self.left("process 1"))?;
         }
-        if timeout(COLLAPSE, self.gone()).await.is_ok() {
+        if timeout(self.kind.collapse, self.gone()).await.is_ok() {
             return Ok(());
         }
         self.kill_outer();
@@ -178,13 +241,13 @@ impl Processes {
     }
 
     fn left(&self, which: &str) -> SandboxError {
-        SandboxError::Left { what: format!("{which} of {} (child {}) survives SIGKILL", self.id, self.outer_pid) }
+        SandboxError::Left { what: format!("{which} of {} (child {}) survives SIGKILL", self.id(), self.outer_pid) }
     }
 
     /// Ends a start that came to nothing, and returns the outer process's last words: its exit status.
     pub(crate) async fn collapse(&self) -> String {
         self.hang_up();
-        if timeout(COLLAPSE, self.gone()).await.is_err() {
+        if timeout(self.kind.collapse, self.gone()).await.is_err() {
             self.kill_outer();
             if timeout(REAP, self.gone()).await.is_err() {
                 return "unkillable".to_owned();
@@ -210,6 +273,7 @@ impl Processes {
 
     /// Kills the outer process and whatever else is in its group, such as the children of a program that is no guest.
     fn kill_outer(&self) {
+        let _ = pidfd_send_signal(self.outer.get_ref(), Signal::KILL);
         let child = self.child.lock();
         // Unreaped, it keeps its number, which is its group's too; the lock keeps it unreaped.
         if let Some(group) = child.id().and_then(|pid| Pid::from_raw(pid.try_into().ok()?)) {
@@ -228,9 +292,10 @@ impl Drop for Processes {
         self.hang_up();
         if self.inner.is_some() {
             self.kill_inner(); // the outer one reaps it and ends; tokio's orphan queue reaps that
-        } else if !self.try_reap() {
+        } else if self.kind.reach == Reach::PidNamespace && !self.try_reap() {
             self.kill_outer(); // its parent-death signal takes the inner one along
         }
+        // The owner of a launcher ends it in order, which takes no longer than a moment, and the node's keeper sees to that.
     }
 }
 

@@ -1,8 +1,47 @@
-//! What the host tells a fresh guest to build: the one frame that goes down the channel before the guest's hello.
+//! What the host tells a fresh guest to be: the frames that go down the channel before the guest's hello.
 
-use std::{path::PathBuf, time::Duration};
+use std::{ffi::OsString, net::Ipv4Addr, path::PathBuf, time::Duration};
 
 use serde::{Deserialize, Serialize};
+
+/// The first frame from the host: what the fresh process is to be.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Order {
+    /// A sandbox: it makes its namespaces, mounts and limits, and becomes process 1 in them.
+    Enter(Setup),
+    /// The owner of a launcher such as Apptainer, which runs a second guest inside an image. That one reads the frame after
+    /// this, which is an [`Order::Enter`] again.
+    Launch(Launch),
+    /// The keeper of a node, which cleans up after the host's process.
+    Keep(Keep),
+}
+
+/// What an owner starts, and how long it may run.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Launch {
+    /// [`prorl_core::hello::PROTOCOL`] of the host.
+    pub protocol: u32,
+    /// The launcher's program and its arguments. Everyone on the machine can read them.
+    pub argv: Vec<OsString>,
+    /// The launcher's whole environment.
+    pub env: Vec<(OsString, OsString)>,
+    /// How long the sandbox may live at most.
+    pub max_life: Duration,
+    /// The host user to become first. Only root can, and root must.
+    pub become_user: Option<SandboxUser>,
+}
+
+/// What a keeper looks after.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Keep {
+    /// The folder in which it makes one for the host's process.
+    #[serde(with = "path")]
+    pub dir: PathBuf,
+    /// The machine's name.
+    pub host: String,
+    /// The machine's boot.
+    pub boot_id: String,
+}
 
 /// What a sandbox's root file system is made from.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -14,7 +53,13 @@ pub enum Image {
     /// there), is read-only. The kernel then shows it only together with the mounts below it, which are read-only too.
     Host,
     /// An unpacked image: a directory that holds a whole root file system. It is never written to.
-    Directory(PathBuf),
+    Directory(#[serde(with = "path")] PathBuf),
+    /// An image in one file: a `.sif` of Singularity, or a squashfs. It needs a launcher that can mount it.
+    File(#[serde(with = "path")] PathBuf),
+    /// The root file system that the guest finds itself in, which a launcher has made from an image. Not for a
+    /// `SandboxSpec`.
+    #[doc(hidden)]
+    Root,
 }
 
 /// What a sandbox can reach.
@@ -30,8 +75,10 @@ pub enum Network {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Bind {
     /// Where it is on the host; absolute.
+    #[serde(with = "path")]
     pub source: PathBuf,
     /// Where it appears inside; absolute, without `..`. Missing folders on the way are made in the writable layer.
+    #[serde(with = "path")]
     pub target: PathBuf,
     /// Whether the sandbox may write to it, as far as the modes allow. Otherwise it is read-only, mounts below it too.
     pub writable: bool,
@@ -68,10 +115,25 @@ pub struct Setup {
     /// What of the host is shown inside.
     pub binds: Vec<Bind>,
     /// How long the sandbox may live at most; the guest's outer process ends it then, whatever became of the host.
-    pub max_life: Option<Duration>,
+    pub max_life: Duration,
     /// The host user to become first. Only root can, and root must.
     pub become_user: Option<SandboxUser>,
+    /// Why a fake root gets no range of ids, where the host knows better than the guest can.
+    pub no_range: Option<String>,
+    /// The sandbox's own address on a loopback interface that it shares with the host.
+    pub loopback: Option<Ipv4Addr>,
 }
+
+/// Tells a guest that a launcher started it: it answers to its owner on standard output, first of all.
+pub const LAUNCHED_FLAG: &str = "--launched";
+
+/// What a launched guest says to its owner.
+#[cfg(feature = "init")]
+pub(crate) const LAUNCHED_MARK: u8 = 0x06;
+
+/// A folder of a launcher's root file system that holds what is the guest's, out of every image's way.
+#[cfg(any(feature = "host", feature = "init"))]
+pub(crate) const OWN_FOLDER: &str = "/.prorl";
 
 /// Working folder inside, writable.
 pub const WORKSPACE: &str = "/workspace";
@@ -85,6 +147,25 @@ pub const USER: &str = "agent";
 /// Search path inside.
 pub const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
+/// Paths as bytes: one that is not UTF-8 is a path too.
+mod path {
+    use std::{
+        ffi::OsString,
+        os::unix::ffi::{OsStrExt, OsStringExt},
+        path::{Path, PathBuf},
+    };
+
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(path: &Path, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_bytes(path.as_os_str().as_bytes())
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<PathBuf, D::Error> {
+        Ok(OsString::from_vec(Vec::deserialize(from)?).into())
+    }
+}
+
 /// The steps of a guest's set-up that the host can say more about when they fail.
 #[cfg(any(feature = "host", feature = "init"))]
 pub(crate) mod step {
@@ -96,4 +177,6 @@ pub(crate) mod step {
     pub(crate) const OPEN_BIND: &str = "open bind source";
     pub(crate) const MOUNT: &str = "mount";
     pub(crate) const MOUNT_PROC: &str = "mount proc";
+    pub(crate) const EXECUTE_LAUNCHER: &str = "execute launcher";
+    pub(crate) const LAUNCH: &str = "launch";
 }

@@ -1,5 +1,6 @@
 use std::{
     io,
+    os::unix::ffi::OsStrExt as _,
     path::{Component, Path, PathBuf},
     time::Duration,
 };
@@ -7,6 +8,9 @@ use std::{
 use prorl_core::hello;
 
 use crate::{Bind, Image, Network, SandboxError, SandboxUser, setup::Setup};
+
+/// How long a sandbox may live when nothing else is said. Whoever needs more says so; nothing lives for ever by mistake.
+const MAX_LIFE: Duration = Duration::from_hours(24);
 
 /// What a sandbox is to be. Runtimes check it whole before they make anything.
 #[derive(Clone, Debug)]
@@ -21,6 +25,8 @@ pub struct SandboxSpec {
     /// Nothing of the host's environment is there. It never appears in an argument list.
     pub env: Vec<(String, String)>,
     /// Whether the user inside is 0. It is then root over its own files only; outside it stays the ordinary user.
+    /// The hello says which other ids it has: a range, where `/etc/subuid` and `newuidmap` give one, or none, where giving
+    /// files away succeeds and does nothing.
     pub fakeroot: bool,
     /// What it can reach.
     pub network: Network,
@@ -32,12 +38,13 @@ pub struct SandboxSpec {
     pub binds: Vec<Bind>,
     /// How long the guest may take until its hello.
     pub start_timeout: Duration,
-    /// How long the sandbox may live at most, held by the guest itself. `None`: as long as its host.
-    pub max_life: Option<Duration>,
+    /// How long the sandbox may live at most, held by the guest itself.
+    pub max_life: Duration,
 }
 
 impl SandboxSpec {
-    /// A sandbox of the host's own programs: own user, no network, 2 GiB of writable layer, 512 MiB of `/tmp`, 10 s to start.
+    /// A sandbox of the host's own programs: own user, no network, 2 GiB of writable layer, 512 MiB of `/tmp`, 10 s to
+    /// start, a day to live.
     pub fn new(guest: impl Into<PathBuf>) -> Self {
         Self {
             guest: guest.into(),
@@ -50,7 +57,7 @@ impl SandboxSpec {
             tmp_bytes: 512 << 20,
             binds: Vec::new(),
             start_timeout: Duration::from_secs(10),
-            max_life: None,
+            max_life: MAX_LIFE,
         }
     }
 
@@ -70,6 +77,8 @@ impl SandboxSpec {
             binds,
             max_life: self.max_life,
             become_user,
+            no_range: None,
+            loopback: None,
         })
     }
 
@@ -88,14 +97,22 @@ impl SandboxSpec {
                 if !found.is_dir() {
                     return Err(image_error(io::ErrorKind::NotADirectory.into()));
                 }
-                utf8("image", &found)?;
                 Image::Directory(found)
             }
+            Image::File(path) => {
+                let image_error = |source| SandboxError::Image { path: path.clone(), source };
+                let found = path.canonicalize().map_err(image_error)?;
+                if !found.is_file() {
+                    let why = "it is neither a file nor an unpacked directory";
+                    return Err(image_error(io::Error::new(io::ErrorKind::InvalidInput, why)));
+                }
+                Image::File(found)
+            }
+            Image::Root => return Err(invalid("image", "a launched root is no image of a spec".to_owned())),
         };
         let binds = self.binds.iter().map(|bind| {
             let bind_error = |source| SandboxError::Bind { path: bind.source.clone(), source };
             let source = bind.source.canonicalize().map_err(bind_error)?;
-            utf8("binds", &source)?;
             Ok(Bind { source, ..bind.clone() })
         });
         Ok((image, binds.collect::<Result<_, SandboxError>>()?))
@@ -123,19 +140,19 @@ impl SandboxSpec {
         if self.start_timeout.is_zero() {
             return Err(invalid("start_timeout", "zero".to_owned()));
         }
-        if self.max_life.is_some_and(|life| life.is_zero()) {
+        if self.max_life.is_zero() {
             return Err(invalid("max_life", "zero".to_owned()));
         }
-        if let Image::Directory(path) = &self.image {
-            utf8("image", path)?;
+        if let Image::Directory(path) | Image::File(path) = &self.image {
+            no_nul("image", path)?;
         }
         self.binds.iter().try_for_each(check_bind)
     }
 }
 
 fn check_bind(bind: &Bind) -> Result<(), SandboxError> {
-    utf8("binds", &bind.source)?;
-    utf8("binds", &bind.target)?;
+    no_nul("binds", &bind.source)?;
+    no_nul("binds", &bind.target)?;
     if !bind.source.is_absolute() {
         return Err(invalid("binds", format!("source {} is not absolute", bind.source.display())));
     }
@@ -153,12 +170,11 @@ fn check_bind(bind: &Bind) -> Result<(), SandboxError> {
     Ok(())
 }
 
-fn utf8(what: &'static str, path: &Path) -> Result<(), SandboxError> {
-    match path.to_str() {
-        Some(text) if !text.contains('\0') => Ok(()),
-        Some(_) => Err(invalid(what, format!("{} holds a NUL byte", path.display()))),
-        None => Err(invalid(what, format!("{} is not UTF-8", path.display()))),
+fn no_nul(what: &'static str, path: &Path) -> Result<(), SandboxError> {
+    if path.as_os_str().as_bytes().contains(&0) {
+        return Err(invalid(what, format!("{} holds a NUL byte", path.display())));
     }
+    Ok(())
 }
 
 fn invalid(what: &'static str, reason: String) -> SandboxError {

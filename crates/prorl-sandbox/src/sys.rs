@@ -2,13 +2,58 @@
 #![expect(unsafe_code, reason = "system calls that neither nix nor rustix wraps safely")]
 
 #[cfg(feature = "host")]
-pub(crate) use host::watch;
+pub(crate) use host::{enter_overlay, watch};
 
 #[cfg(feature = "host")]
 mod host {
-    use std::{io, os::fd::OwnedFd};
+    use std::{
+        ffi::CStr,
+        io,
+        os::{fd::OwnedFd, unix::process::CommandExt as _},
+        process::Command,
+    };
 
+    use nix::{
+        fcntl::{OFlag, open},
+        mount::{MsFlags, mount},
+        sched::{CloneFlags, unshare},
+        sys::{prctl::set_dumpable, stat::Mode},
+        unistd::{mkdir, write},
+    };
     use tokio::io::{Interest, unix::AsyncFd};
+
+    /// Makes a command run in fresh user and mount namespaces in which an overlay could be mounted; where it could not, the
+    /// command does not start, and starting it returns the error. `user` is the user and group that it runs as.
+    pub(crate) fn enter_overlay(command: &mut Command, user: (u32, u32)) {
+        let maps = [
+            (c"/proc/self/setgroups", "deny".to_owned()),
+            (c"/proc/self/uid_map", format!("0 {} 1", user.0)),
+            (c"/proc/self/gid_map", format!("0 {} 1", user.1)),
+        ];
+        let enter = move || {
+            set_dumpable(true)?; // or a process that has changed its user may not write its maps
+            unshare(CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWNS)?;
+            for (path, line) in &maps {
+                let file = open(*path, OFlag::O_WRONLY | OFlag::O_CLOEXEC, Mode::empty())?;
+                write(&file, line.as_bytes())?;
+            }
+            mount(None::<&CStr>, c"/", None::<&CStr>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&CStr>)?;
+            mount(Some(c"none"), c"/sys", Some(c"tmpfs"), MsFlags::empty(), None::<&CStr>)?;
+            for path in [c"/sys/upper", c"/sys/work", c"/sys/all"] {
+                mkdir(path, Mode::S_IRWXU)?;
+            }
+            let options = c"lowerdir=/usr,upperdir=/sys/upper,workdir=/sys/work,userxattr";
+            // As `/usr` may hold mounts, the kernel is asked about a folder that does not.
+            let plain = c"lowerdir=/sys/all,upperdir=/sys/upper,workdir=/sys/work,userxattr";
+            let over = |options| mount(Some(c"none"), c"/sys/all", Some(c"overlay"), MsFlags::empty(), Some(options));
+            over(options).or_else(|_refused| over(plain))?;
+            Ok(())
+        };
+        // SAFETY: the closure runs in the forked child before it executes its program, where only calls that are safe in a
+        // signal handler are sound. It makes system calls on strings that exist already; it allocates nothing and takes no
+        // lock. The child has one thread, as the kernel asks of a process that enters a user namespace.
+        unsafe { command.pre_exec(enter) };
+    }
 
     /// Registers a process handle with the runtime's reactor. It is readable once the process has ended.
     pub(crate) fn watch(handle: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
@@ -19,7 +64,9 @@ mod host {
 }
 
 #[cfg(feature = "init")]
-pub(crate) use guest::{Fork, Seal, close_all_but, deny_calls, fork, reset_signals, seal_mount, set_env, up_loopback};
+pub(crate) use guest::{
+    Filter, Fork, Seal, close_all_but, filter_calls, fork, reset_signals, seal_mount, set_env, up_loopback,
+};
 
 #[cfg(feature = "init")]
 mod guest {
@@ -152,13 +199,22 @@ mod guest {
     /// Numbers of x86-64 from here on are those of its x32 table.
     const X32: u32 = 0x4000_0000;
 
-    /// Makes the kernel answer `ENOSYS` to these system calls, in this process and in all that it will start, for good.
+    /// What the kernel does instead of some system calls, by their numbers.
+    pub(crate) struct Filter<'a> {
+        /// Answers `ENOSYS`.
+        pub(crate) denied: &'a [libc::c_long],
+        /// Answers success and does nothing.
+        pub(crate) pretended: &'a [libc::c_long],
+        /// Does so where the mode, at this place among the arguments, is a device's.
+        pub(crate) devices: &'a [(libc::c_long, u32)],
+    }
+
+    /// Puts a filter on system calls, in this process and in all that it will start, for good.
     ///
-    /// A number means another call in another table (32-bit programs, x32), so every call by one of those is answered so too.
-    /// The caller has given up new privileges, without which the kernel takes no filter.
-    pub(crate) fn deny_calls(numbers: &[libc::c_long]) -> Result<(), Errno> {
-        let numbers: Vec<u32> = numbers.iter().filter_map(|number| u32::try_from(*number).ok()).collect();
-        let mut filter = filter(&numbers);
+    /// A number means another call in another table (32-bit programs, x32), so every call by one of those is denied. The caller
+    /// has given up new privileges, without which the kernel takes no filter.
+    pub(crate) fn filter_calls(filter: &Filter<'_>) -> Result<(), Errno> {
+        let mut filter = filter_program(filter);
         let len = libc::c_ushort::try_from(filter.len()).map_err(|_too_long| Errno::EINVAL)?;
         let program = libc::sock_fprog { len, filter: filter.as_mut_ptr() };
         // SAFETY: `program` points at `len` instructions in `filter`, which lives until the call returns; the kernel checks
@@ -168,25 +224,42 @@ mod guest {
     }
 
     /// The filter's program: each comparison that fits is followed by the answer, each other one jumps over it.
-    fn filter(numbers: &[u32]) -> Vec<libc::sock_filter> {
+    fn filter_program(filter: &Filter<'_>) -> Vec<libc::sock_filter> {
         let instruction = |code: u32, k: u32, jt: u8, jf: u8| {
             // Codes are below 0x100.
             let code = u16::try_from(code).unwrap_or_default();
             libc::sock_filter { code, jt, jf, k }
         };
-        // Offsets are those of `struct seccomp_data`: the number, then the table.
+        // Offsets are those of `struct seccomp_data`: the number, the table, the arguments.
         let load = |offset: u32| instruction(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, offset, 0, 0);
+        let lower_half_of_argument = |place: u32| 16 + 8 * place + if cfg!(target_endian = "big") { 4 } else { 0 };
         let compare = |how: u32, k: u32, jt, jf| instruction(libc::BPF_JMP | how | libc::BPF_K, k, jt, jf);
         let answer = |action: u32| instruction(libc::BPF_RET | libc::BPF_K, action, 0, 0);
+        let number = |call: libc::c_long| u32::try_from(call).unwrap_or(u32::MAX); // no call has that one
         let deny = answer(libc::SECCOMP_RET_ERRNO | libc::ENOSYS.unsigned_abs());
+        let pretend = answer(libc::SECCOMP_RET_ERRNO);
+        let allow = answer(libc::SECCOMP_RET_ALLOW);
         let mut program = vec![load(4), compare(libc::BPF_JEQ, ARCH, 1, 0), deny, load(0)];
         if cfg!(target_arch = "x86_64") {
             program.extend([compare(libc::BPF_JGE, X32, 0, 1), deny]);
         }
-        for number in numbers {
-            program.extend([compare(libc::BPF_JEQ, *number, 0, 1), deny]);
+        for (calls, answer) in [(filter.denied, deny), (filter.pretended, pretend)] {
+            for call in calls {
+                program.extend([compare(libc::BPF_JEQ, number(*call), 0, 1), answer]);
+            }
         }
-        program.push(answer(libc::SECCOMP_RET_ALLOW));
+        for (call, place) in filter.devices {
+            program.extend([
+                compare(libc::BPF_JEQ, number(*call), 0, 6),
+                load(lower_half_of_argument(*place)),
+                instruction(libc::BPF_ALU | libc::BPF_AND | libc::BPF_K, libc::S_IFMT, 0, 0),
+                compare(libc::BPF_JEQ, libc::S_IFCHR, 1, 0),
+                compare(libc::BPF_JEQ, libc::S_IFBLK, 0, 1),
+                pretend,
+                allow,
+            ]);
+        }
+        program.push(allow);
         program
     }
 

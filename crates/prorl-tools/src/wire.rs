@@ -2,6 +2,10 @@
 //!
 //! Many requests are in flight at once, told apart by `id`. Each ends with exactly one [`GuestFrame::Done`], also when it was
 //! cancelled or its limit passed. Lengths and times are counted by the guest, so that they hold when the host is slow.
+//!
+//! What a request may make the other side hold is bounded when it is made, except for [`Op::Attach`], whose three streams have
+//! no end that anyone knows. Each of them has a window: its writer sends that much ahead of its reader and then waits for
+//! [credit](Steer::Credit), while the channel itself is always read. So a slow reader holds up its own program alone.
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Visitor};
 
@@ -17,6 +21,34 @@ pub enum HostFrame {
     },
     /// Ends everything that was started, then the guest itself.
     Shutdown,
+    /// Something for an attached program, in order; nothing comes of it once the program has ended.
+    Steer {
+        /// The request.
+        id: u64,
+        /// What.
+        steer: Steer,
+    },
+}
+
+/// What is done to an attached program while it runs.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Steer {
+    /// It gets this to read. The host sends no more of it than the guest gave [credit](GuestFrame::Credit) for.
+    Input(Bytes),
+    /// One of its streams ends: its input, or an output that nobody reads any more. In a terminal the end of the input is
+    /// typed, and the end of the output is a hang-up.
+    Close(Stream),
+    /// As many more bytes of this output may be sent.
+    Credit {
+        /// The output.
+        stream: Stream,
+        /// How many.
+        bytes: u64,
+    },
+    /// Its terminal has another size.
+    Resize(WindowSize),
+    /// Its process group gets this signal; in a terminal the one in the foreground does.
+    Signal(i32),
 }
 
 /// One request.
@@ -43,6 +75,8 @@ pub enum Op {
     WriteFile(WriteFile),
     /// Reads a file from its beginning.
     ReadFile(ReadFile),
+    /// Runs a program whose input and outputs are streamed both ways.
+    Attach(Attach),
 }
 
 /// A program to run.
@@ -58,6 +92,37 @@ pub struct Exec {
     pub stdin: Bytes,
     /// Bytes kept of each of the two outputs.
     pub output_limit: u64,
+}
+
+/// A program to run with its streams attached.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Attach {
+    /// Program and arguments; a program without a slash is looked up along PATH.
+    pub argv: Vec<String>,
+    /// Variables set over the sandbox's own.
+    pub env: Vec<(String, String)>,
+    /// Folder to run in; the sandbox's own when absent.
+    pub cwd: Option<String>,
+    /// A terminal of this size that the program controls, instead of three pipes. Its output is all [`Stream::Stdout`].
+    pub terminal: Option<WindowSize>,
+    /// Bytes of each output that may be sent before the first credit.
+    pub window: u64,
+}
+
+/// The size of a terminal, in characters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WindowSize {
+    /// Lines.
+    pub rows: u16,
+    /// Characters in a line.
+    pub columns: u16,
+}
+
+impl Default for WindowSize {
+    /// Returns the size that terminals have when nobody says: 24 lines of 80 characters.
+    fn default() -> Self {
+        Self { rows: 24, columns: 80 }
+    }
 }
 
 /// A bash command.
@@ -128,15 +193,31 @@ pub enum GuestFrame {
         /// Why.
         message: String,
     },
+    /// An attached program takes as many more bytes of input. The first of these says that it runs.
+    Credit {
+        /// The request.
+        id: u64,
+        /// How many.
+        bytes: u64,
+    },
+    /// An attached program has closed one of its streams: no more output comes from it, or no more input is of use.
+    Closed {
+        /// The request.
+        id: u64,
+        /// Which.
+        stream: Stream,
+    },
 }
 
-/// Which output bytes come from.
+/// One of the streams of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Stream {
     /// Standard output, or the content of a file.
     Stdout,
     /// Standard error.
     Stderr,
+    /// Standard input.
+    Stdin,
 }
 
 /// What came of a request.
@@ -160,6 +241,8 @@ pub enum Answer {
         /// Why.
         message: String,
     },
+    /// Of [`Op::Attach`].
+    Attach(AttachAnswer),
 }
 
 /// How a process ended.
@@ -192,6 +275,15 @@ pub struct ExecAnswer {
     pub stdout: Rest,
     /// Last bytes of standard error after those that were sent.
     pub stderr: Rest,
+}
+
+/// How an [`Attach`] ended. All of its output has come before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AttachAnswer {
+    /// How the program ended.
+    pub status: ExitStatus,
+    /// Whether its limit passed, so that it and all that it started was killed.
+    pub timed_out: bool,
 }
 
 /// The end of an output whose beginning was streamed.
@@ -375,6 +467,9 @@ mod tests {
         let sent = GuestFrame::Output { id: 7, stream: Stream::Stderr, bytes: Bytes((0..=255).collect()) };
         let bytes = frame::encode(&sent).unwrap();
         assert_eq!(frame::decode::<GuestFrame>(&bytes[frame::HEADER_BYTES..]).unwrap(), sent);
+        let sent = HostFrame::Steer { id: 7, steer: Steer::Input(Bytes((0..=255).collect())) };
+        let bytes = frame::encode(&sent).unwrap();
+        assert_eq!(frame::decode::<HostFrame>(&bytes[frame::HEADER_BYTES..]).unwrap(), sent);
     }
 
     #[test]

@@ -11,12 +11,12 @@ use nix::{
         stat::{Mode, umask},
     },
 };
-use prorl_core::hello::StartFailure;
+use prorl_core::hello::{FakeRoot, StartFailure};
 use rustix::thread::{
     CapabilitySet, CapabilitySets, capability_is_in_bounding_set, remove_capability_from_bounding_set, set_capabilities,
 };
 
-use super::At;
+use super::{At, etc::APT_CONFIG};
 use crate::{
     setup::{HOME, PATH, Setup, USER},
     sys,
@@ -30,6 +30,8 @@ const FAKEROOT: CapabilitySet = CapabilitySet::CHOWN
     .union(CapabilitySet::KILL)
     .union(CapabilitySet::SETGID)
     .union(CapabilitySet::SETUID)
+    .union(CapabilitySet::SETFCAP)
+    .union(CapabilitySet::SYS_CHROOT)
     .union(CapabilitySet::NET_BIND_SERVICE);
 
 /// System calls that do not exist for tasks.
@@ -38,21 +40,54 @@ const FAKEROOT: CapabilitySet = CapabilitySet::CHOWN
 /// into every sandbox, to be read, filled and revoked there.
 const DENIED_CALLS: &[libc::c_long] = &[libc::SYS_add_key, libc::SYS_request_key, libc::SYS_keyctl];
 
+/// System calls that a fake root of one id only seems to make: there is nobody to give a file to, nor to become. The
+/// post-install scripts of packages make them and need no more than that they succeed.
+const PRETENDED_CALLS: &[libc::c_long] = &[
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_chown,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_lchown,
+    libc::SYS_fchown,
+    libc::SYS_fchownat,
+    libc::SYS_setfsgid,
+    libc::SYS_setfsuid,
+    libc::SYS_setgid,
+    libc::SYS_setgroups,
+    libc::SYS_setregid,
+    libc::SYS_setresgid,
+    libc::SYS_setresuid,
+    libc::SYS_setreuid,
+    libc::SYS_setuid,
+];
+
+/// System calls that make files, each with the place of the mode among its arguments. Such a fake root only seems to make
+/// a device by them.
+const DEVICE_CALLS: &[(libc::c_long, u32)] = &[
+    #[cfg(target_arch = "x86_64")]
+    (libc::SYS_mknod, 1),
+    (libc::SYS_mknodat, 2),
+];
+
 /// Soft limit of open files. The hard one stays the host's, so that a task can raise its own.
 const OPEN_FILES: u64 = 4096;
 
 /// The highest number that a capability can have.
 const MAX_CAPABILITY: u32 = 63;
 
-/// Confines this process and everything it will start.
-pub(super) fn confine(setup: &Setup) -> Result<(), StartFailure> {
+/// Confines this process and everything it will start. `fakeroot` is what a fake root got.
+pub(super) fn confine(setup: &Setup, fakeroot: Option<&FakeRoot>) -> Result<(), StartFailure> {
     umask(Mode::from_bits_truncate(0o022));
     let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).at("limit open files", "")?;
     setrlimit(Resource::RLIMIT_NOFILE, hard.min(OPEN_FILES), hard).at("limit open files", "")?;
-    set_env(setup);
+    set_env(setup, fakeroot);
     set_no_new_privs().at("forbid new privileges", "")?;
     drop_capabilities(setup.fakeroot).at("drop capabilities", "")?;
-    sys::deny_calls(DENIED_CALLS).at("filter system calls", "")?;
+    let (pretended, devices) = match fakeroot {
+        Some(FakeRoot::Single { .. }) => (PRETENDED_CALLS, DEVICE_CALLS),
+        Some(FakeRoot::Range) | None => (&[][..], &[][..]),
+    };
+    let filter = sys::Filter { denied: DENIED_CALLS, pretended, devices };
+    sys::filter_calls(&filter).at("filter system calls", "")?;
     // Last, as it closes this process's own /proc files. Without it a task of the same user could take the channel.
     set_dumpable(false).at("become undumpable", "")
 }
@@ -86,7 +121,7 @@ fn errno(error: rustix::io::Errno) -> Errno {
 }
 
 /// Makes the environment that everything inside inherits: a standard one, then the spec's.
-fn set_env(setup: &Setup) {
+fn set_env(setup: &Setup, fakeroot: Option<&FakeRoot>) {
     let (user, home) = user_of(setup);
     let shell = ["/bin/bash", "/bin/sh"].into_iter().find(|path| is_program(path)).unwrap_or("/bin/sh");
     let standard = [
@@ -98,8 +133,13 @@ fn set_env(setup: &Setup) {
         ("LANG", "C.UTF-8"),
         ("TERM", "dumb"),
     ];
+    let apt_config = format!("/etc/{APT_CONFIG}");
+    let apt_config = match fakeroot {
+        Some(FakeRoot::Single { .. }) => Some(("APT_CONFIG", apt_config.as_str())),
+        Some(FakeRoot::Range) | None => None,
+    };
     let own = setup.env.iter().map(|(name, value)| (name.as_str(), value.as_str()));
-    sys::set_env(standard.into_iter().chain(own));
+    sys::set_env(standard.into_iter().chain(apt_config).chain(own));
 }
 
 /// Returns the name and the home of the user inside.

@@ -2,15 +2,16 @@
 
 use std::{
     fs,
-    io::Read as _,
+    io::{Read as _, Write as _},
     os::{
         fd::AsFd,
-        unix::fs::{MetadataExt, symlink},
+        unix::fs::{MetadataExt, OpenOptionsExt as _, symlink},
     },
     path::Path,
 };
 
 use nix::{
+    errno::Errno,
     fcntl::{OFlag, OpenHow, ResolveFlag, open, openat2},
     sys::stat::Mode,
     unistd::{getegid, geteuid},
@@ -18,7 +19,10 @@ use nix::{
 use prorl_core::hello::StartFailure;
 
 use super::{At, confine::user_of};
-use crate::{Network, setup::Setup};
+use crate::{
+    Image, Network,
+    setup::{OWN_FOLDER, Setup},
+};
 
 /// Entries of the host's `/etc` that programs need and that hold no secret. A missing one is passed over.
 const SHOWN: &[&str] = &[
@@ -61,12 +65,39 @@ const SHOWN: &[&str] = &[
 /// Beginnings of names that are shown too: they carry a version.
 const SHOWN_PREFIXES: &[&str] = &["java-", "python3"];
 
+/// A file for a fake root, by its name in `/etc`: settings of `apt`.
+pub(super) const APT_CONFIG: &str = "prorl-apt.conf";
+
+/// It downloads as another user otherwise, and makes sure that it is that user: a fake root may have one id only.
+const APT_AS_ROOT: &str = "APT::Sandbox::User \"root\";\n";
+
+/// Files of `/etc` that `useradd` and the like open for writing, beside the two that are made up anyway.
+const ACCOUNTS: &[&str] = &[
+    ".pwd.lock",
+    "group-",
+    "gshadow",
+    "gshadow-",
+    "passwd-",
+    "shadow",
+    "shadow-",
+    "subgid",
+    "subgid-",
+    "subuid",
+    "subuid-",
+];
+
 /// A file of `/etc` above this size is not copied, in bytes.
 const MAX_COPY_BYTES: u64 = 4 << 20;
+
+/// Accounts of the system have numbers up to this, the same on every machine of a distribution. Those above tell of the machine.
+const LAST_SYSTEM_ID: u32 = 99;
 
 /// What has to be read before the host's files are out of sight.
 pub(super) struct Outside {
     resolv_conf: Vec<u8>,
+    /// Lines of the host's `passwd` and `group` for a fake root among the host's programs.
+    system_users: String,
+    system_groups: String,
 }
 
 impl Outside {
@@ -74,10 +105,37 @@ impl Outside {
         let resolv_conf = match setup.network {
             Network::None => Vec::new(),
             // Often a link into /run, which is gone later. A host without it resolves nothing, and neither will we.
-            Network::Host => fs::read("/etc/resolv.conf").unwrap_or_default(),
+            Network::Host => fs::read(host_resolv_conf(setup)).unwrap_or_default(),
         };
-        Self { resolv_conf }
+        let accounts = |path| match (&setup.image, setup.fakeroot) {
+            (Image::Host, true) => system_accounts(&fs::read_to_string(path).unwrap_or_default()),
+            _ => String::new(),
+        };
+        Self { resolv_conf, system_users: accounts("/etc/passwd"), system_groups: accounts("/etc/group") }
     }
+}
+
+/// Returns where the host's own is: in a launcher's root the usual place is the image's.
+fn host_resolv_conf(setup: &Setup) -> String {
+    let base = if setup.image == Image::Root { OWN_FOLDER } else { "/etc" };
+    format!("{base}/resolv.conf")
+}
+
+/// Returns the accounts of the system in a table of `name:password:id:...` lines, without passwords and without members.
+///
+/// The post-install scripts of packages know them by name.
+fn system_accounts(table: &str) -> String {
+    let lines = table.lines().filter_map(|line| {
+        let fields: Vec<_> = line.split(':').collect();
+        match (fields.get(2)?.parse(), &fields[..]) {
+            (Ok(1..=LAST_SYSTEM_ID), [name, _, id, _members]) => Some(format!("{name}:x:{id}:\n")),
+            (Ok(1..=LAST_SYSTEM_ID), [name, _, id, gid, about, home, shell]) => {
+                Some(format!("{name}:x:{id}:{gid}:{about}:{home}:{shell}\n"))
+            }
+            _ => None,
+        }
+    });
+    lines.collect()
 }
 
 /// Copies the shown files of `host_etc` to `etc`, and returns the folders among them, to be bound by the caller.
@@ -117,22 +175,60 @@ pub(super) fn generate(etc: &Path, image: Option<&Path>, setup: &Setup, outside:
     let (user, home) = user_of(setup);
     let shell = "/bin/sh";
     let standard = "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n";
-    let passwd = image.and_then(|root| read_inside(root, "etc/passwd")).unwrap_or_else(|| standard.to_owned());
+    let passwd = image
+        .and_then(|root| read_inside(root, "etc/passwd"))
+        .unwrap_or_else(|| format!("{standard}{}", outside.system_users));
     let group = image
         .and_then(|root| read_inside(root, "etc/group"))
-        .unwrap_or_else(|| "root:x:0:\nnogroup:x:65534:\n".to_owned());
-    let hostname = &setup.hostname;
+        .unwrap_or_else(|| format!("root:x:0:\nnogroup:x:65534:\n{}", outside.system_groups));
     let files: [(&str, Vec<u8>); 5] = [
         ("passwd", with_entry(&passwd, uid, &format!("{user}:x:{uid}:{gid}:{user}:{home}:{shell}")).into()),
         ("group", with_entry(&group, gid, &format!("{user}:x:{gid}:")).into()),
-        ("hosts", format!("127.0.0.1\tlocalhost {hostname}\n::1\tlocalhost {hostname}\n").into()),
-        ("hostname", format!("{hostname}\n").into()),
+        ("hosts", hosts(setup).into()),
+        ("hostname", format!("{}\n", setup.hostname).into()),
         ("resolv.conf", outside.resolv_conf.clone()),
     ];
     for (name, text) in files {
         fs::write(etc.join(name), text).at("write", name)?;
     }
+    if setup.fakeroot {
+        fs::write(etc.join(APT_CONFIG), APT_AS_ROOT).at("write", APT_CONFIG)?;
+        if let Some(root) = image {
+            open_accounts(etc, root, &passwd, &group)?;
+        }
+    }
     Ok(())
+}
+
+/// Makes files of a fake root's own over those of an image that belong to somebody else. The post-install scripts of packages
+/// add users and groups.
+fn open_accounts(etc: &Path, image: &Path, passwd: &str, group: &str) -> Result<(), StartFailure> {
+    let locked = |table: &str, rest: &str| -> String {
+        table.lines().filter_map(|line| Some(format!("{}:*{rest}\n", line.split_once(':')?.0))).collect()
+    };
+    for name in ACCOUNTS {
+        let path = format!("etc/{name}");
+        if is_foreign(image, &path) {
+            let text = match *name {
+                "shadow" => locked(passwd, ":::::::"),
+                "gshadow" => locked(group, "::"),
+                _ => read_inside(image, &path).unwrap_or_default(),
+            };
+            let made = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(etc.join(name));
+            made.and_then(|mut file| file.write_all(text.as_bytes())).at("write", name)?;
+        }
+    }
+    Ok(())
+}
+
+/// Names the sandbox's addresses. On a loopback interface that is shared with the host its name means its own address there,
+/// and no other.
+fn hosts(setup: &Setup) -> String {
+    let name = &setup.hostname;
+    match setup.loopback {
+        Some(address) => format!("127.0.0.1\tlocalhost\n{address}\t{name}\n::1\tlocalhost\n"),
+        None => format!("127.0.0.1\tlocalhost {name}\n::1\tlocalhost {name}\n"),
+    }
 }
 
 /// Puts `entry` first in a table of `name:x:id:...` lines, so that the id has that name, and drops another of that name.
@@ -148,16 +244,28 @@ fn with_entry(table: &str, id: u32, entry: &str) -> String {
     text
 }
 
-/// Reads a text file below `root`, as a process whose root directory is `root` would: no link leads out of it.
+/// Reads a text file below `root`.
 fn read_inside(root: &Path, path: &str) -> Option<String> {
-    let root = open(root, OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC, Mode::empty()).ok()?;
-    let how = OpenHow::new()
-        .flags(OFlag::O_RDONLY | OFlag::O_CLOEXEC | OFlag::O_NONBLOCK)
-        .resolve(ResolveFlag::RESOLVE_IN_ROOT);
-    let file = fs::File::from(openat2(root.as_fd(), path, how).ok()?);
     let mut text = String::new();
-    file.take(MAX_COPY_BYTES).read_to_string(&mut text).ok()?;
+    open_inside(root, path, OFlag::O_RDONLY | OFlag::O_NONBLOCK)
+        .ok()?
+        .take(MAX_COPY_BYTES)
+        .read_to_string(&mut text)
+        .ok()?;
     Some(text)
+}
+
+/// Tells whether a file below `root` is there and somebody else's.
+fn is_foreign(root: &Path, path: &str) -> bool {
+    let file = open_inside(root, path, OFlag::O_PATH);
+    file.is_ok_and(|file| file.metadata().is_ok_and(|meta| meta.uid() != geteuid().as_raw()))
+}
+
+/// Opens a file below `root`, as a process whose root directory is `root` would: no link leads out of it.
+fn open_inside(root: &Path, path: &str, access: OFlag) -> Result<fs::File, Errno> {
+    let root = open(root, OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC, Mode::empty())?;
+    let how = OpenHow::new().flags(access | OFlag::O_CLOEXEC).resolve(ResolveFlag::RESOLVE_IN_ROOT);
+    Ok(openat2(root.as_fd(), path, how)?.into())
 }
 
 #[cfg(test)]
@@ -173,6 +281,33 @@ mod tests {
             "agent:x:1000:1000:agent:/home/agent:/bin/sh\nroot:x:0:0::/root:/bin/sh\nx:x:1000:1000::/:/bin/sh\n"
         );
         assert_eq!(with_entry(table, 0, "root:x:0:0:root:/root:/bin/sh"), table);
+    }
+
+    #[test]
+    fn accounts_of_people_and_passwords_stay_outside() {
+        let passwd = "root:x:0:0::/root:/bin/sh\ndaemon:hash:1:1:daemon:/usr/sbin:/bin/no\n_x:x:100:100::/:/\nbad\n\n";
+        assert_eq!(system_accounts(passwd), "daemon:x:1:1:daemon:/usr/sbin:/bin/no\n");
+        assert_eq!(system_accounts("adm:x:4:ada,bob\nada:x:1000:\n"), "adm:x:4:\n");
+    }
+
+    #[test]
+    fn a_fake_root_gets_tables_of_passwords_over_those_of_others() {
+        let (image, etc) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        fs::create_dir(image.path().join("etc")).unwrap();
+        for name in ["gshadow", "shadow", "subuid"] {
+            fs::write(image.path().join("etc").join(name), "the image's").unwrap();
+        }
+        if !geteuid().is_root() {
+            return; // nobody else can give files away
+        }
+        for name in ["shadow", "subuid"] {
+            std::os::unix::fs::chown(image.path().join("etc").join(name), Some(1), None).unwrap();
+        }
+        open_accounts(etc.path(), image.path(), "root:x:0:0::/:\nada:x:1:1::/:\n", "root:x:0:\n").unwrap();
+        let made = |name: &str| fs::read_to_string(etc.path().join(name)).ok();
+        assert_eq!(made("shadow").as_deref(), Some("root:*:::::::\nada:*:::::::\n"));
+        assert_eq!(made("subuid").as_deref(), Some("the image's"));
+        assert_eq!((made("gshadow"), made(".pwd.lock")), (None, None));
     }
 
     #[test]

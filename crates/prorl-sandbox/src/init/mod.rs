@@ -1,21 +1,34 @@
 //! The guest's side: how a fresh process makes its own sandbox and becomes process 1 in it.
 //!
+//! A launcher such as Apptainer brings no more than an image: the guest is started as the launcher's *owner* ([`launch`]), and
+//! once more inside the image, where it makes the same sandbox as ever.
+//!
 //! Two processes stay. The *outer* one waits outside the new pid namespace: when its channel to the host closes, or the
 //! sandbox's life is over, it kills the *inner* one, which is process 1 inside; when the inner one ends, the kernel has
 //! emptied the namespace, and the outer one ends too. Should the outer one be killed, the kernel kills the inner one.
 //!
 //! ```no_run
-//! use prorl_sandbox::init;
+//! use prorl_sandbox::{init, setup::Order};
 //!
 //! let channel = init::channel()?;
-//! let entered = init::read_setup(&channel).and_then(|setup| init::enter(&channel, &setup));
+//! let entered = match init::read_order(&channel) {
+//!     Ok(Order::Enter(setup)) => init::enter(&channel, &setup),
+//!     _ => return Ok(()), // the other roles of the program
+//! };
 //! // Here runs process 1 of the sandbox, or whichever process failed.
 //! # Ok::<(), std::io::Error>(())
 //! ```
 
+mod clock;
 mod confine;
 mod etc;
+mod folders;
+mod launch;
 mod root;
+mod users;
+mod words;
+
+pub use launch::launch;
 
 use std::{
     fs,
@@ -38,37 +51,37 @@ use nix::{
         signal::Signal,
         wait::waitpid,
     },
-    unistd::{Gid, Pid, Uid, chdir, getegid, geteuid, pipe2, setgroups, setresgid, setresuid, setsid},
+    unistd::{Gid, Pid, Uid, chdir, geteuid, pipe2, setgroups, setresgid, setresuid, setsid},
 };
 use prorl_core::{
     frame,
-    hello::{Greeting, PROTOCOL, StartFailure},
+    hello::{FakeRoot, Greeting, PROTOCOL, StartFailure},
 };
 use rustix::process::{PidfdFlags, pidfd_open, pidfd_send_signal};
 
+use self::clock::Clock;
 use crate::{
-    Network, SandboxUser,
-    setup::{Setup, step},
+    Image, Network, SandboxUser,
+    setup::{LAUNCHED_MARK, Launch, Order, Setup, step},
     sys::{self, Fork},
 };
 
 /// How long process 1 may take to end everything by itself after the channel has closed, in milliseconds.
 const GRACE_MS: u16 = 200;
 
-/// The longest single wait of the outer process.
-const LONGEST_WAIT: Duration = Duration::from_hours(24);
-
 /// What process 1 knows of its sandbox.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Facts {
-    /// This process's number as the host sees it.
-    pub host_pid: u32,
     /// Inode number of the pid namespace.
     pub pid_namespace: u64,
     /// Inode number of the user namespace.
     pub user_namespace: u64,
+    /// Inode number of the user namespace that a launcher made around this one, or of this one if it made no other.
+    pub launcher_namespace: Option<u64>,
     /// Effective user id inside.
     pub uid: u32,
+    /// What a fake root got; nothing where none was asked for.
+    pub fakeroot: Option<FakeRoot>,
 }
 
 /// Takes the channel from standard input, where the host has put it, and puts `/dev/null` there.
@@ -81,11 +94,22 @@ pub fn channel() -> io::Result<OwnedFd> {
     Ok(channel)
 }
 
-/// Reads what the host wants built.
+/// Answers to the owner of the launcher that started this guest: from now on it is not the launcher that fails. What the
+/// launcher has left of its standard error is closed.
+///
+/// # Errors
+/// When the owner is gone.
+pub fn announce() -> io::Result<()> {
+    io::stdout().write_all(&[LAUNCHED_MARK])?;
+    io::stdout().flush()?;
+    Ok(nix::unistd::dup2_stderr(fs::File::options().write(true).open("/dev/null")?)?)
+}
+
+/// Reads what the host wants this process to be.
 ///
 /// # Errors
 /// When the channel ends early or carries something else.
-pub fn read_setup(channel: &OwnedFd) -> Result<Setup, StartFailure> {
+pub fn read_order(channel: &OwnedFd) -> Result<Order, StartFailure> {
     let refused = |why: String| StartFailure { step: step::READ_SETUP.to_owned(), target: why, errno: 0 };
     let mut stream = stream(channel).map_err(|error| refused(error.to_string()))?;
     let mut header = [0; frame::HEADER_BYTES];
@@ -93,11 +117,13 @@ pub fn read_setup(channel: &OwnedFd) -> Result<Setup, StartFailure> {
     let len = frame::body_len(header).map_err(|error| refused(error.to_string()))?;
     let mut body = vec![0; len];
     stream.read_exact(&mut body).map_err(|error| refused(error.to_string()))?;
-    let setup: Setup = frame::decode(&body).map_err(|error| refused(error.to_string()))?;
-    if setup.protocol != PROTOCOL {
-        return Err(refused(format!("protocol {} of the host is not {PROTOCOL}", setup.protocol)));
+    let order: Order = frame::decode(&body).map_err(|error| refused(error.to_string()))?;
+    match &order {
+        Order::Enter(Setup { protocol, .. }) | Order::Launch(Launch { protocol, .. }) if *protocol != PROTOCOL => {
+            Err(refused(format!("protocol {protocol} of the host is not {PROTOCOL}")))
+        }
+        Order::Enter(_) | Order::Launch(_) | Order::Keep(_) => Ok(order),
     }
-    Ok(setup)
 }
 
 /// Sends the first frame to the host.
@@ -129,18 +155,29 @@ pub fn enter(channel: &OwnedFd, setup: &Setup) -> Result<Facts, StartFailure> {
     if let Some(user) = setup.become_user {
         become_user(user)?;
     }
-    make_namespaces(setup)?;
-    // A pipe tells the child its number outside. That the parent keeps the writing end is how the child knows that the
-    // parent lives: a parent-death signal asked for too late never comes.
-    let (number_in, number_out) = pipe2(OFlag::O_CLOEXEC).at("make pipe", "")?;
+    let is_launched = setup.image == Image::Root;
+    let launcher_namespace = if is_launched { Some(inode("/proc/self/ns/user")?) } else { None };
+    let fakeroot = make_namespaces(setup)?;
+    // That the parent keeps the writing end of a pipe is how the child knows that the parent lives: a parent-death signal
+    // asked for too late never comes.
+    let (alive_in, alive_out) = pipe2(OFlag::O_CLOEXEC).at("make pipe", "")?;
     match sys::fork().at("fork process 1", "")? {
         Fork::Parent(inner) => {
-            drop(number_in);
-            watch(channel, inner, number_out, setup.max_life)
+            drop(alive_in);
+            watch(channel, inner, alive_out, setup.max_life, is_launched)
         }
         Fork::Child => {
-            drop(number_out);
-            inside(number_in, setup, &outside)
+            drop(alive_out);
+            inside(&alive_in, setup, &outside)?;
+            let facts = Facts {
+                pid_namespace: inode("/proc/self/ns/pid")?,
+                user_namespace: inode("/proc/self/ns/user")?,
+                launcher_namespace,
+                uid: geteuid().as_raw(),
+                fakeroot,
+            };
+            confine::confine(setup, facts.fakeroot.as_ref())?;
+            Ok(facts)
         }
     }
 }
@@ -159,13 +196,9 @@ fn become_user(user: SandboxUser) -> Result<(), StartFailure> {
     set_dumpable(true).at(step::BECOME_USER, &name)
 }
 
-fn make_namespaces(setup: &Setup) -> Result<(), StartFailure> {
-    let (uid, gid) = (geteuid(), getegid());
-    if uid.is_root() {
-        return Err(Errno::EPERM).at(step::BECOME_USER, "root"); // the map below would make root inside root outside
-    }
-    let mut kinds = CloneFlags::CLONE_NEWUSER
-        | CloneFlags::CLONE_NEWNS
+/// Makes every namespace. Returns what a fake root got.
+fn make_namespaces(setup: &Setup) -> Result<Option<FakeRoot>, StartFailure> {
+    let mut kinds = CloneFlags::CLONE_NEWNS
         | CloneFlags::CLONE_NEWPID
         | CloneFlags::CLONE_NEWIPC
         | CloneFlags::CLONE_NEWUTS
@@ -173,42 +206,44 @@ fn make_namespaces(setup: &Setup) -> Result<(), StartFailure> {
     if setup.network == Network::None {
         kinds |= CloneFlags::CLONE_NEWNET;
     }
-    unshare(kinds).at(step::NAMESPACES, "")?;
-    let shown = if setup.fakeroot { (0, 0) } else { (uid.as_raw(), gid.as_raw()) };
-    for (file, line) in [
-        ("/proc/self/setgroups", "deny".to_owned()), // or an ordinary user may not map a group
-        ("/proc/self/uid_map", format!("{} {uid} 1", shown.0)),
-        ("/proc/self/gid_map", format!("{} {gid} 1", shown.1)),
-    ] {
-        fs::write(file, line).at(step::MAP_USERS, file)?;
+    // A launcher's user namespace in which this process is root: the owner has seen to it that outside it is not.
+    let is_root_inside = setup.image == Image::Root && geteuid().is_root();
+    let no_range = setup.no_range.as_deref();
+    if is_root_inside && setup.fakeroot && no_range.is_none() {
+        // It has the range of ids already that a fake root is to have.
+        unshare(kinds).at(step::NAMESPACES, "")?;
+        return Ok(Some(users::current("the launcher's user namespace has one id")));
     }
-    Ok(())
+    let users = if is_root_inside {
+        users::Users::plan_again(setup.fakeroot, no_range)?
+    } else {
+        users::Users::plan(setup.fakeroot, no_range)?
+    };
+    unshare(kinds | CloneFlags::CLONE_NEWUSER).at(step::NAMESPACES, "")?;
+    users.map()
 }
 
-/// The outer process: waits for the end of process 1, of the channel or of the sandbox's life, and leaves nothing.
-fn watch(channel: &OwnedFd, inner: Pid, number_out: OwnedFd, max_life: Option<Duration>) -> ! {
+/// The outer process: waits for the end of process 1, of the channel, of a launcher's owner or of the sandbox's life, and
+/// leaves nothing.
+fn watch(channel: &OwnedFd, inner: Pid, alive_out: OwnedFd, max_life: Duration, is_launched: bool) -> ! {
     // Without a handle there is no way to wait for both ends; ending here kills the child.
     let handle = rustix::process::Pid::from_raw(inner.as_raw()).map(|pid| pidfd_open(pid, PidfdFlags::empty()));
     let Some(Ok(handle)) = handle else { process::exit(1) };
     let _ = set_dumpable(false);
     let _ = confine::drop_capabilities(false);
     let _ = chdir("/");
-    let mut number_out = fs::File::from(number_out);
-    let _ = number_out.write_all(&inner.as_raw().to_le_bytes());
-    let mut left = max_life;
+    let life = Clock::start(max_life);
+    let owner = io::stdout();
     loop {
-        // A wait has a limit (24 days, in milliseconds), so a long life takes several.
-        let wait = left.map(|life| life.min(LONGEST_WAIT));
-        let until = wait.map_or(PollTimeout::NONE, |wait| wait.try_into().unwrap_or(PollTimeout::MAX));
         // No event is asked for on the channel: its bytes are process 1's; its end is always told.
         let mut fds =
-            [PollFd::new(handle.as_fd(), PollFlags::POLLIN), PollFd::new(channel.as_fd(), PollFlags::empty())];
-        match poll(&mut fds, until) {
+            vec![PollFd::new(handle.as_fd(), PollFlags::POLLIN), PollFd::new(channel.as_fd(), PollFlags::empty())];
+        if is_launched {
+            fds.push(PollFd::new(owner.as_fd(), PollFlags::empty())); // a pipe that the owner reads
+        }
+        match poll(&mut fds, life.left()) {
             Err(Errno::EINTR) => continue,
-            Ok(0) if wait < left => {
-                left = left.zip(wait).map(|(life, waited)| life.saturating_sub(waited));
-                continue;
-            }
+            Ok(0) if !life.is_over() => continue,
             Ok(1..) if !ended(&fds[0]) => {
                 // The host is gone or has hung up, and process 1 sees the same end. It gets a moment to end in order.
                 let _ = poll(&mut [PollFd::new(handle.as_fd(), PollFlags::POLLIN)], GRACE_MS);
@@ -220,7 +255,7 @@ fn watch(channel: &OwnedFd, inner: Pid, number_out: OwnedFd, max_life: Option<Du
     let _ = pidfd_send_signal(&handle, rustix::process::Signal::KILL);
     // Process 1 can be waited for only when every process in its namespace is gone.
     while waitpid(inner, None) == Err(Errno::EINTR) {}
-    drop(number_out);
+    drop(alive_out);
     process::exit(0)
 }
 
@@ -229,30 +264,22 @@ fn ended(fd: &PollFd<'_>) -> bool {
 }
 
 /// The inner process, up to the point where tasks may run.
-fn inside(number_in: OwnedFd, setup: &Setup, outside: &etc::Outside) -> Result<Facts, StartFailure> {
+fn inside(alive_in: &OwnedFd, setup: &Setup, outside: &etc::Outside) -> Result<(), StartFailure> {
     set_pdeathsig(Signal::SIGKILL).at("ask for the parent's death signal", "")?;
-    let mut number_in = fs::File::from(number_in);
-    let mut number = [0; 4];
-    number_in.read_exact(&mut number).at("learn own number", "")?;
-    let mut fds = [PollFd::new(number_in.as_fd(), PollFlags::empty())];
+    let mut fds = [PollFd::new(alive_in.as_fd(), PollFlags::empty())];
     if poll(&mut fds, PollTimeout::ZERO) != Ok(0) {
         process::exit(1); // the outer process died before the death signal was asked for
     }
     setsid().at("leave the terminal", "")?;
+    // Whatever it stands for is the outer process's: the lease of an address, or the line to an owner.
+    let null = fs::File::options().write(true).open("/dev/null").at("open", "/dev/null")?;
+    nix::unistd::dup2_stdout(null).at("let go of standard output", "")?;
     sys::reset_signals().at("reset signals", "")?;
     root::build(setup, outside)?;
     if setup.network == Network::None {
         sys::up_loopback().at("bring loopback up", "lo")?;
     }
-    nix::unistd::sethostname(&setup.hostname).at("set host name", &setup.hostname)?;
-    let facts = Facts {
-        host_pid: u32::from_le_bytes(number),
-        pid_namespace: inode("/proc/self/ns/pid")?,
-        user_namespace: inode("/proc/self/ns/user")?,
-        uid: geteuid().as_raw(),
-    };
-    confine::confine(setup)?;
-    Ok(facts)
+    nix::unistd::sethostname(&setup.hostname).at("set host name", &setup.hostname)
 }
 
 fn inode(path: &str) -> Result<u64, StartFailure> {

@@ -11,12 +11,13 @@ use std::{
 };
 
 use nix::{
+    errno::Errno,
     mount::{MntFlags, MsFlags, mount, umount2},
     unistd::{chdir, pivot_root},
 };
 use prorl_core::hello::StartFailure;
 
-use super::{At, etc};
+use super::{At, etc, folders};
 use crate::{
     Image,
     setup::{Bind, HOME, Setup, WORKSPACE, step},
@@ -38,8 +39,14 @@ const PROGRAMS: &[&str] = &["usr", "bin", "sbin", "lib", "lib32", "lib64", "libx
 /// Folders that every sandbox has, relative to its root.
 const FOLDERS: &[&str] = &["dev", "etc", "proc", "root", "run", "tmp", "var/tmp"];
 
-/// Top folders of an image that are the sandbox's own where the image cannot be put under a writable layer.
-const OWN: &[&str] = &["dev", "etc", "home", "proc", "root", "run", "sys", "tmp", "workspace"];
+/// Top folders of an image that are the sandbox's own where they cannot be put under a writable layer.
+const OWN: &[&str] = &["etc", "home", "root", "run", "sys", "workspace"];
+
+/// Top folders of an image that something else is mounted on, whatever they hold; the last is a launcher's.
+const COVERED: &[&str] = &["dev", "proc", "tmp", ".prorl"];
+
+/// A file in an image's root above this size is shown read-only instead of copied, in bytes.
+const MAX_COPY_BYTES: u64 = 1 << 20;
 
 /// Device nodes that are shown inside.
 const DEVICES: &[&str] = &["full", "null", "random", "tty", "urandom", "zero"];
@@ -63,6 +70,9 @@ pub(super) fn build(setup: &Setup, outside: &etc::Outside) -> Result<(), StartFa
     match &setup.image {
         Image::Host => from_host(setup, outside)?,
         Image::Directory(path) => from_directory(path, setup, outside)?,
+        Image::Root => from_root(setup, outside)?,
+        // The host refuses it by name before it starts anything.
+        Image::File(path) => return Err(Errno::ENOTDIR).at(step::OPEN_IMAGE, &path.to_string_lossy()),
     }
     tmpfs(&inside("/tmp"), setup.tmp_bytes, 0o1777, NO_DEVICES)?;
     devices(setup)?;
@@ -101,7 +111,7 @@ fn from_host(setup: &Setup, outside: &etc::Outside) -> Result<(), StartFailure> 
     let base = layer("root");
     make_dir(&base)?;
     furnish(&base)?;
-    let mut folders = Vec::new();
+    let mut tops = Vec::new();
     for name in PROGRAMS {
         let from = Path::new(HOST).join(name);
         let Ok(meta) = fs::symlink_metadata(&from) else { continue };
@@ -111,7 +121,7 @@ fn from_host(setup: &Setup, outside: &etc::Outside) -> Result<(), StartFailure> 
         } else if meta.is_dir() {
             make_dir(&base.join(name))?;
             make_dir(&layer(name))?;
-            folders.push(*name);
+            tops.push(*name);
         }
     }
     let etc = base.join("etc");
@@ -119,16 +129,16 @@ fn from_host(setup: &Setup, outside: &etc::Outside) -> Result<(), StartFailure> 
     etc::generate(&etc, None, setup, outside)?;
     for bind in &setup.binds {
         // A target inside a top folder has its place in that folder's layer, any other in the root's.
-        let under = folders.iter().find_map(|name| Some((name, bind.target.strip_prefix(format!("/{name}")).ok()?)));
+        let under = tops.iter().find_map(|name| Some((name, bind.target.strip_prefix(format!("/{name}")).ok()?)));
         match under {
             Some((name, rest)) => make_target(&layer(name), rest, bind)?,
             None => make_target(&base, &bind.target, bind)?,
         }
     }
     bind_mount(&base, Path::new(ROOT))?;
-    for name in folders {
+    for name in tops {
         let (lower, upper, target) = (format!("{HOST}/{name}"), layer(name), inside(name));
-        if overlay(&lower, &upper, &layer(&format!("{name}.work")), &target).is_err() {
+        if !add_layer(setup, &lower, &upper, &layer(&format!("{name}.work")), &target)? {
             // Refused where something is mounted below, as container runtimes do with drivers: read-only then.
             bind_mount_alone(Path::new(&lower), Path::new(&target))?;
             sys::seal_mount(Path::new(&target), Seal::Files).at("make read-only", name)?;
@@ -157,44 +167,101 @@ fn from_directory(path: &Path, setup: &Setup, outside: &etc::Outside) -> Result<
     for bind in &setup.binds {
         make_target(&upper, &bind.target, bind)?;
     }
-    if overlay(IMAGE, &upper, &layer("work"), ROOT).is_ok() {
+    if add_layer(setup, IMAGE, &upper, &layer("work"), ROOT)? {
         return Ok(());
     }
-    read_only_image(&upper)
+    by_folders(setup, Path::new(IMAGE), &upper)
 }
 
-/// An image that overlayfs refuses: its top folders read-only in a writable root.
-fn read_only_image(base: &Path) -> Result<(), StartFailure> {
+/// The root file system that a launcher has made, with a writable layer over it.
+fn from_root(setup: &Setup, outside: &etc::Outside) -> Result<(), StartFailure> {
+    let upper = layer("root");
+    make_dir(&upper)?;
+    furnish(&upper)?;
+    etc::generate(&upper.join("etc"), Some(Path::new(HOST)), setup, outside)?;
+    for bind in &setup.binds {
+        make_target(&upper, &bind.target, bind)?;
+    }
+    // As a whole it cannot be a layer's lower part: the launcher has mounted things in it.
+    by_folders(setup, Path::new(HOST), &upper)
+}
+
+/// An image that overlayfs refuses as a whole: `base` is the root, and each top folder of the image has a layer of its own
+/// there, or is read-only where overlayfs refuses that folder too.
+fn by_folders(setup: &Setup, image: &Path, base: &Path) -> Result<(), StartFailure> {
+    let work = layer("work");
+    make_dir(&work)?;
     bind_mount(base, Path::new(ROOT))?;
-    for entry in fs::read_dir(IMAGE).at("read", "image")? {
+    for entry in fs::read_dir(image).at("read", "image")? {
         let entry = entry.at("read", "image")?;
-        let (name, target) = (entry.file_name(), Path::new(ROOT).join(entry.file_name()));
-        let shown = name.to_string_lossy();
-        if OWN.iter().any(|own| *own == shown) {
+        let (from, upper, target) =
+            (entry.path(), base.join(entry.file_name()), Path::new(ROOT).join(entry.file_name()));
+        let name = entry.file_name();
+        let name = name.to_string_lossy();
+        if COVERED.iter().any(|covered| *covered == name) {
             continue;
         }
-        let kind = entry.file_type().at("read", &shown)?;
-        if kind.is_symlink() {
-            symlink(fs::read_link(entry.path()).at("read link", &shown)?, target).at("make link", &shown)?;
-        } else if kind.is_dir() {
-            make_dir(&target)?;
-            bind_mount(&entry.path(), &target)?;
-            sys::seal_mount(&target, Seal::Files).at("make read-only", &shown)?;
+        let kind = entry.file_type().at("read", &name)?;
+        if kind.is_dir() {
+            top_folder(setup, &name, [&from, &upper, &work.join(entry.file_name()), &target])?;
+        } else if kind.is_symlink() && !upper.exists() {
+            symlink(fs::read_link(&from).at("read link", &name)?, upper).at("make link", &name)?;
+        } else if kind.is_file() {
+            top_file(&from, &upper)?;
         }
     }
-    // The image's own settings, where they are not made up; a copy each, as the folder must stay writable.
-    for entry in fs::read_dir(format!("{IMAGE}/etc")).into_iter().flatten().flatten() {
-        let target = inside(&format!("etc/{}", entry.file_name().to_string_lossy()));
+    Ok(())
+}
+
+/// Shows one top folder of an image at `target`, where `upper` can be seen as yet.
+fn top_folder(setup: &Setup, name: &str, [from, upper, work, target]: [&Path; 4]) -> Result<(), StartFailure> {
+    if !upper.exists() {
+        // The folder of a layer stands for the one below it, its mode too.
+        make_dir(upper)?;
+        let mode = fs::metadata(from).at("read", name)?.permissions();
+        fs::set_permissions(upper, mode).at("set mode", name)?;
+    }
+    if add_layer(setup, &from.to_string_lossy(), upper, work, &target.to_string_lossy())? {
+        return Ok(());
+    }
+    if name == "etc" {
+        return copy_settings(from, target);
+    }
+    if OWN.contains(&name) {
+        return Ok(());
+    }
+    bind_mount_alone(from, target)?;
+    sys::seal_mount(target, Seal::Files).at("make read-only", name)
+}
+
+/// Shows one file of an image's root.
+fn top_file(from: &Path, target: &Path) -> Result<(), StartFailure> {
+    let name = from.to_string_lossy();
+    if fs::metadata(from).is_ok_and(|meta| meta.len() <= MAX_COPY_BYTES) {
+        // One that this user may not read is not for the sandbox either.
+        let _ = fs::copy(from, target);
+        return Ok(());
+    }
+    fs::File::create(target).at("make", &name)?;
+    bind_mount(from, target)?;
+    sys::seal_mount(target, Seal::Files).at("make read-only", &name)
+}
+
+/// The image's own settings, where they are not made up; a copy each, as the folder must stay writable.
+fn copy_settings(from: &Path, etc: &Path) -> Result<(), StartFailure> {
+    for entry in fs::read_dir(from).into_iter().flatten().flatten() {
+        let target = etc.join(entry.file_name());
+        let name = target.to_string_lossy();
         let Ok(kind) = entry.file_type() else { continue };
-        if Path::new(&target).exists() {
+        if target.exists() {
             continue;
         }
         if kind.is_dir() {
-            make_dir(Path::new(&target))?;
-            bind_mount(&entry.path(), Path::new(&target))?;
-            sys::seal_mount(Path::new(&target), Seal::Files).at("make read-only", &target)?;
+            make_dir(&target)?;
+            bind_mount(&entry.path(), &target)?;
+            sys::seal_mount(&target, Seal::Files).at("make read-only", &name)?;
         } else if kind.is_symlink() {
-            symlink(fs::read_link(entry.path()).at("read link", &target)?, &target).at("make link", &target)?;
+            symlink(fs::read_link(entry.path()).at("read link", &name)?, &target).at("make link", &name)?;
         } else if kind.is_file() {
             // One that this user may not read is not for the sandbox either.
             let _ = fs::copy(entry.path(), &target);
@@ -214,8 +281,27 @@ fn furnish(base: &Path) -> Result<(), StartFailure> {
     Ok(())
 }
 
+/// Puts a writable layer over a folder. Tells whether the kernel takes that folder for the lower side.
+fn add_layer(setup: &Setup, lower: &str, upper: &Path, work: &Path, target: &str) -> Result<bool, StartFailure> {
+    if overlay(lower, upper, work, target).is_err() {
+        return Ok(false);
+    }
+    if setup.fakeroot && folders::is_foreign(Path::new(lower)) {
+        // The upper side of a mounted overlay must not be changed behind its back. Before it was known to be taken, it must
+        // not either: folders in it would hide what is shown by other means then.
+        umount2(target, MntFlags::empty()).at("unmount", target)?;
+        folders::open(Path::new(lower), upper)?;
+        overlay(lower, upper, work, target)?;
+    }
+    Ok(true)
+}
+
 fn overlay(lower: &str, upper: &Path, work: &Path, target: &str) -> Result<(), StartFailure> {
     make_dir(work)?;
+    // These mean something in mount options, so such a folder is treated as one that the kernel refuses.
+    if lower.contains([',', ':', '\\', char::REPLACEMENT_CHARACTER]) {
+        return Err(Errno::EINVAL).at(step::MOUNT, target);
+    }
     // Whiteouts and the like are kept in user attributes; the trusted ones need root.
     let options =
         format!("lowerdir={lower},upperdir={},workdir={},userxattr", upper.to_string_lossy(), work.to_string_lossy());
@@ -227,9 +313,12 @@ fn devices(setup: &Setup) -> Result<(), StartFailure> {
     let dev = inside("/dev");
     tmpfs(&dev, 1 << 20, 0o755, MsFlags::MS_NOSUID)?;
     for name in DEVICES {
-        let target = format!("{dev}/{name}");
-        fs::File::create(&target).at("make", &target)?;
-        bind_mount(&Path::new(HOST).join("dev").join(name), Path::new(&target))?;
+        let (from, target) = (Path::new(HOST).join("dev").join(name), format!("{dev}/{name}"));
+        // A launcher without our configuration shows fewer.
+        if from.exists() {
+            fs::File::create(&target).at("make", &target)?;
+            bind_mount(&from, Path::new(&target))?;
+        }
     }
     for (name, target) in [
         ("fd", "/proc/self/fd"),

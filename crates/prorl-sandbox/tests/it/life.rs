@@ -13,8 +13,8 @@ use rustix::process::Signal;
 use tokio::{task::JoinSet, time::timeout};
 
 use crate::support::{
-    Handle, LONG, Live, alone, assert_all_end, assert_no_children, assert_passed, in_namespace, is_alone, runtime,
-    script, spec,
+    Handle, LONG, Live, adopt_orphans, alone, assert_all_end, assert_no_children, assert_passed, in_namespace,
+    is_alone, runtime, script, spec,
 };
 
 #[tokio::test]
@@ -132,7 +132,7 @@ async fn the_death_of_the_outer_process_ends_the_sandbox() {
 #[tokio::test]
 async fn a_sandbox_does_not_outlive_its_life() {
     let mut spec = spec();
-    spec.max_life = Some(Duration::from_millis(300));
+    spec.max_life = Duration::from_millis(300);
     let live = Live::start(&spec).await;
     let processes = live.processes();
     timeout(LONG, live.sandbox.wait_dead()).await.unwrap();
@@ -162,7 +162,7 @@ async fn dropping_a_start_kills_what_there_is_so_far() {
     if !is_alone(ME) {
         return assert_passed(&alone(ME, &[]).output().unwrap());
     }
-    nix::sys::prctl::set_child_subreaper(true).unwrap();
+    adopt_orphans();
     let whole = tokio::time::Instant::now();
     drop(runtime().start(&spec()).await.unwrap());
     let whole = whole.elapsed();

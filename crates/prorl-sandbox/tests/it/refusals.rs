@@ -6,7 +6,9 @@ use prorl_core::FailureClass;
 use prorl_sandbox::{Bind, Image, Runtime as _, SandboxError, SandboxSpec};
 use tokio::time::Instant;
 
-use crate::support::{alone, assert_no_children, assert_passed, is_alone, is_root, runtime, script, skip, spec};
+use crate::support::{
+    adopt_orphans, alone, assert_no_children, assert_passed, is_alone, is_root, runtime, script, skip, spec,
+};
 
 async fn refusal(spec: &SandboxSpec) -> SandboxError {
     runtime().start(spec).await.expect_err("this must not start")
@@ -53,7 +55,7 @@ async fn a_guest_that_says_nothing_is_killed_in_time() {
     if !is_alone(ME) {
         return assert_passed(&alone(ME, &[]).output().unwrap());
     }
-    nix::sys::prctl::set_child_subreaper(true).unwrap(); // so that an orphan becomes a child of ours
+    adopt_orphans();
     let folder = tempfile::tempdir().unwrap();
     let mut spec = SandboxSpec::new(script(folder.path(), "trap '' TERM HUP; while :; do sleep 1000; done"));
     spec.start_timeout = Duration::from_millis(200);
@@ -106,7 +108,7 @@ async fn values_that_no_sandbox_can_have_are_named() {
         (SandboxSpec { layer_bytes: 0, ..spec() }, "invalid layer_bytes: 0 is below one mebibyte"),
         (SandboxSpec { tmp_bytes: 17, ..spec() }, "invalid tmp_bytes: 17 is below one mebibyte"),
         (SandboxSpec { start_timeout: Duration::ZERO, ..spec() }, "invalid start_timeout: zero"),
-        (SandboxSpec { max_life: Some(Duration::ZERO), ..spec() }, "invalid max_life: zero"),
+        (SandboxSpec { max_life: Duration::ZERO, ..spec() }, "invalid max_life: zero"),
         (SandboxSpec { binds: bind("usr", "/x"), ..spec() }, "invalid binds: source usr is not absolute"),
         (
             SandboxSpec { binds: bind("/usr", "/x/../y"), ..spec() },

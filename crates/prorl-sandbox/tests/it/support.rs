@@ -12,7 +12,7 @@ use std::{
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use prorl_guest::Guest;
-use prorl_sandbox::{NamespaceConfig, NamespaceRuntime, Runtime, Sandbox, SandboxSpec};
+use prorl_sandbox::{NamespaceConfig, NamespaceRuntime, Node, NodeConfig, Runtime, Sandbox, SandboxSpec};
 use prorl_tools::host::{ExecSpec, ToolClient};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
@@ -21,8 +21,19 @@ pub(crate) const LONG: Duration = Duration::from_secs(20);
 
 static GUEST: LazyLock<Guest> = LazyLock::new(|| Guest::install().unwrap());
 
+static NODE: LazyLock<Node> = LazyLock::new(fresh_node);
+
+/// A node of a test's own.
+pub(crate) fn fresh_node() -> Node {
+    Node::open(NodeConfig::new(GUEST.path())).unwrap()
+}
+
+pub(crate) fn node() -> Node {
+    NODE.clone()
+}
+
 pub(crate) fn runtime() -> NamespaceRuntime {
-    NamespaceRuntime::new(NamespaceConfig::default())
+    NamespaceRuntime::new(node(), NamespaceConfig::default())
 }
 
 pub(crate) fn spec() -> SandboxSpec {
@@ -33,6 +44,11 @@ pub(crate) fn is_root() -> bool {
     nix::unistd::geteuid().is_root()
 }
 
+/// The user that sandboxes run as, as the host sees it.
+pub(crate) fn sandbox_uid() -> u32 {
+    if is_root() { 65534 } else { nix::unistd::geteuid().as_raw() }
+}
+
 /// A sandbox and a client of its tools.
 pub(crate) struct Live {
     pub(crate) sandbox: Sandbox,
@@ -41,7 +57,14 @@ pub(crate) struct Live {
 
 impl Live {
     pub(crate) async fn start(spec: &SandboxSpec) -> Self {
-        let mut sandbox = runtime().start(spec).await.unwrap_or_else(|error| panic!("{error}: {error:?}"));
+        Self::start_on(&runtime(), spec).await
+    }
+
+    pub(crate) async fn start_on(runtime: &dyn Runtime, spec: &SandboxSpec) -> Self {
+        Self::of(runtime.start(spec).await.unwrap_or_else(|error| panic!("{error}: {error:?}")))
+    }
+
+    pub(crate) fn of(mut sandbox: Sandbox) -> Self {
         let tools = ToolClient::new(sandbox.take_channel().unwrap());
         Self { sandbox, tools }
     }
@@ -64,11 +87,12 @@ impl Live {
         assert!(inside.len() >= 3, "{inside:?}");
     }
 
-    /// Handles of every process of the sandbox that can be found.
+    /// Handles of every process of the sandbox that can be found, a launcher and its helpers included.
     pub(crate) fn processes(&self) -> Vec<Handle> {
         let facts = self.sandbox.facts();
         let mut pids = in_namespace(facts.hello.pid_namespace);
         pids.extend([facts.hello.host_pid, facts.outer_pid]);
+        pids.extend(in_session(facts.outer_pid));
         pids.into_iter().filter_map(Handle::open).collect()
     }
 
@@ -85,6 +109,18 @@ pub(crate) fn in_namespace(inode: u64) -> Vec<u32> {
         link == Path::new(&format!("pid:[{inode}]")) && is_alive(*pid)
     };
     all_pids().filter(of_namespace).collect()
+}
+
+/// Numbers of the live processes in a session.
+pub(crate) fn in_session(session: u32) -> Vec<u32> {
+    let session = session.to_string();
+    let is_in = |pid: &u32| {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        // The name in brackets is followed by state, parent, group and session.
+        let field = stat.rsplit(')').next().and_then(|rest| rest.split_whitespace().nth(3));
+        field == Some(&session) && is_alive(*pid)
+    };
+    all_pids().filter(is_in).collect()
 }
 
 pub(crate) fn all_pids() -> impl Iterator<Item = u32> {
@@ -138,6 +174,13 @@ pub(crate) async fn assert_all_end(handles: Vec<Handle>) {
     assert!(left.is_empty(), "still there: {left:?}");
 }
 
+/// Makes this process the reaper of everything that it starts from now on, so that an orphan becomes a child of ours. The
+/// node's keeper, which is to outlive this process, is none: it was started before.
+pub(crate) fn adopt_orphans() {
+    drop(node());
+    nix::sys::prctl::set_child_subreaper(true).unwrap();
+}
+
 /// Asserts that every child of this process ends, and every orphan that becomes its child as they do.
 pub(crate) async fn assert_no_children() {
     loop {
@@ -184,23 +227,55 @@ pub(crate) fn assert_passed(output: &Output) {
     assert!(out.contains("1 passed"), "{out}\n{err}");
 }
 
+/// What the image has; all of it is on every machine.
+const IMAGE_PROGRAMS: [&str; 18] = [
+    "bash", "cat", "chmod", "chown", "env", "head", "id", "ls", "mkdir", "mount", "rm", "setsid", "sleep", "stat",
+    "tail", "touch", "umount", "unshare",
+];
+
 /// A small image: a shell, a few programs and the libraries that they ask for. Open to every user, as images are.
 pub(crate) fn image() -> tempfile::TempDir {
+    image_of(&IMAGE_PROGRAMS)
+}
+
+/// Programs that Debian packages are installed by, and their scripts written in.
+const PACKAGE_PROGRAMS: [&str; 9] =
+    ["chgrp", "diff", "dpkg", "dpkg-deb", "dpkg-query", "dpkg-split", "ldconfig", "start-stop-daemon", "tar"];
+
+/// An image that Debian packages can be installed in. Nothing where this machine has no such programs to make it of.
+pub(crate) fn package_image() -> Option<tempfile::TempDir> {
+    find_program("dpkg")?;
+    let image = image_of(&[&IMAGE_PROGRAMS[..], &PACKAGE_PROGRAMS].concat());
+    let users = "root:x:0:0:root:/root:/bin/sh\ndaemon:x:1:1::/:/bin/sh\nwww-data:x:33:33::/:/bin/sh\n";
+    fs::write(image.path().join("etc/passwd"), users).unwrap();
+    fs::write(image.path().join("etc/group"), "root:x:0:\ndaemon:x:1:\nwww-data:x:33:\n").unwrap();
+    Some(image)
+}
+
+fn find_program(name: &str) -> Option<PathBuf> {
+    let folders = ["/bin", "/usr/bin", "/sbin", "/usr/sbin"];
+    folders.iter().map(|folder| Path::new(folder).join(name)).find(|path| path.exists())
+}
+
+fn image_of(programs: &[&str]) -> tempfile::TempDir {
     let image = tempfile::tempdir().unwrap();
     for folder in ["bin", "etc", "usr/share", "var/data"] {
         fs::create_dir_all(image.path().join(folder)).unwrap();
     }
-    for program in ["bash", "cat", "id", "ls", "mkdir", "rm", "touch"] {
-        let found = ["/bin", "/usr/bin"].iter().map(|dir| PathBuf::from(dir).join(program)).find(|path| path.exists());
+    let programs = programs.iter().map(|program| {
+        let found = find_program(program);
         let found = found.unwrap_or_else(|| panic!("{program} is on every machine"));
         fs::copy(&found, image.path().join("bin").join(program)).unwrap();
-        let libraries = Command::new("ldd").arg(&found).output().unwrap();
-        for word in String::from_utf8(libraries.stdout).unwrap().split_whitespace().filter(|word| word.starts_with('/'))
-        {
-            let target = image.path().join(&word[1..]);
-            fs::create_dir_all(target.parent().unwrap()).unwrap();
-            fs::copy(word, target).unwrap();
-        }
+        found
+    });
+    let libraries = Command::new("ldd").args(programs).output().unwrap();
+    // A line without a blank before it names the program.
+    let lines = String::from_utf8(libraries.stdout).unwrap();
+    let words = lines.lines().filter(|line| line.starts_with('\t')).flat_map(str::split_whitespace);
+    for word in words.filter(|word| word.starts_with('/')) {
+        let target = image.path().join(&word[1..]);
+        fs::create_dir_all(target.parent().unwrap()).unwrap();
+        fs::copy(word, target).unwrap();
     }
     std::os::unix::fs::symlink("bash", image.path().join("bin/sh")).unwrap();
     fs::write(image.path().join("etc/passwd"), "root:x:0:0:root:/root:/bin/sh\nimage:x:4242:4242::/:/bin/sh\n")
@@ -209,6 +284,30 @@ pub(crate) fn image() -> tempfile::TempDir {
     let opened = Command::new("chmod").arg("-R").arg("a+rX").arg(image.path()).status().unwrap();
     assert!(opened.success());
     image
+}
+
+/// Packs an image into a squashfs and a `.sif`, both in `folder`; says so where the tools for it are missing.
+pub(crate) fn pack(test: &str, image: &Path, folder: &Path) -> Option<[PathBuf; 2]> {
+    let [squashfs, sif] = ["image.squashfs", "image.sif"].map(|name| folder.join(name));
+    let mut mksquashfs = Command::new("mksquashfs");
+    mksquashfs.arg(image).arg(&squashfs).args(["-all-root", "-noappend", "-quiet", "-no-progress"]);
+    if !mksquashfs.output().is_ok_and(|output| output.status.success()) {
+        skip(test, "no mksquashfs here");
+        return None;
+    }
+    let program = ["apptainer", "singularity"]
+        .into_iter()
+        .find(|program| Command::new(program).arg("version").output().is_ok_and(|output| output.status.success()))?;
+    // The number of the processor's kind, as a `.sif` knows it.
+    let arch = if cfg!(target_arch = "x86_64") { "2" } else { "4" };
+    let (sif_path, squashfs_path) = (sif.to_str()?, squashfs.to_str()?);
+    let partition =
+        ["--datatype", "4", "--parttype", "2", "--partfs", "1", "--partarch", arch, sif_path, squashfs_path];
+    for args in [&["sif", "new", sif_path][..], &[&["sif", "add"][..], &partition].concat()] {
+        let made_part = Command::new(program).args(args).output().unwrap();
+        assert!(made_part.status.success(), "{}", String::from_utf8_lossy(&made_part.stderr));
+    }
+    Some([squashfs, sif])
 }
 
 /// Writes a program. Another process does it, because a handle of ours could leak into a child that another test is just

@@ -92,7 +92,7 @@ async fn there_are_no_capabilities_but_a_fake_roots_own() {
     assert_eq!(status(&live, &names).await, ["0000000000000000", "0000000000000000", "1"]);
     live.shut().await;
     let live = Live::start(&fakeroot()).await;
-    assert_eq!(status(&live, &names).await, ["00000000000004fb", "00000000000004fb", "1"]);
+    assert_eq!(status(&live, &names).await, ["00000000800404fb", "00000000800404fb", "1"]);
     assert_eq!(live.sh("touch x; chown 0:0 x; mount -t tmpfs x /tmp >/dev/null 2>&1 || echo no").await, "no");
     live.shut().await;
 }

@@ -1,8 +1,9 @@
 //! A program with pipes: no shell, no terminal.
 
 use std::{
-    io,
+    fs, io,
     os::fd::{AsFd, OwnedFd},
+    path::Path,
     process::{Command, Stdio},
     sync::Arc,
 };
@@ -126,7 +127,7 @@ pub(super) fn run(shared: &Arc<Shared>, mailbox: &Mailbox, id: u64, timeout_ms: 
 }
 
 /// Kills the program and everything below it, also what has left its process group.
-fn end(process: &Process) {
+pub(super) fn end(process: &Process) {
     let root = process.pid().as_raw();
     // Seen before their parent is gone, since orphans can no longer be told to be its.
     let family = procs::below(root);
@@ -135,20 +136,32 @@ fn end(process: &Process) {
     procs::kill_below(root, 0);
 }
 
+/// Returns a command that runs a program with these arguments, variables and folder.
+///
+/// # Errors
+/// When there is no program, or the folder cannot be entered.
+pub(super) fn command(argv: &[String], env: &[(String, String)], cwd: Option<&str>) -> io::Result<Command> {
+    let (program, arguments) = argv.split_first().ok_or_else(|| io::Error::other("the command is empty"))?;
+    let mut command = Command::new(program);
+    command.args(arguments).envs(env.iter().map(|(name, value)| (name, value)));
+    if let Some(cwd) = cwd {
+        // A missing folder would look like a missing program later.
+        fs::metadata(Path::new(cwd).join("."))
+            .map_err(|err| io::Error::new(err.kind(), format!("cannot enter {cwd}: {err}")))?;
+        command.current_dir(cwd);
+    }
+    Ok(command)
+}
+
 fn start(shared: &Arc<Shared>, exec: &Exec) -> io::Result<(Process, OwnedFd, [OwnedFd; 2])> {
-    let (program, arguments) = exec.argv.split_first().ok_or_else(|| io::Error::other("the command is empty"))?;
     let (stdin, our_stdin) = pipe2(OFlag::O_CLOEXEC)?;
     let (our_stdout, stdout) = pipe2(OFlag::O_CLOEXEC)?;
     let (our_stderr, stderr) = pipe2(OFlag::O_CLOEXEC)?;
     for ours in [&our_stdin, &our_stdout, &our_stderr] {
         set_nonblocking(ours.as_fd())?;
     }
-    let mut command = Command::new(program);
-    command.args(arguments).envs(exec.env.iter().map(|(name, value)| (name, value)));
+    let mut command = command(&exec.argv, &exec.env, exec.cwd.as_deref())?;
     command.stdin(Stdio::from(stdin)).stdout(Stdio::from(stdout)).stderr(Stdio::from(stderr));
-    if let Some(cwd) = &exec.cwd {
-        command.current_dir(cwd);
-    }
     let process = shared.reaper.spawn(&mut command, &Vec::new(), false)?;
     Ok((process, our_stdin, [our_stdout, our_stderr]))
 }

@@ -4,6 +4,7 @@
 //! sleeps in one `poll` over all that can happen to it; whichever thread has something to say writes the frame itself.
 //! Nothing polls in a loop and nothing sleeps for order: an idle guest does not wake up.
 
+mod attach;
 mod bash;
 mod capture;
 mod clock;

@@ -14,7 +14,7 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use parking_lot::Mutex;
 use prorl_core::frame;
 
-use crate::wire::{Answer, Bytes, GuestFrame, Request, Stream};
+use crate::wire::{Answer, Bytes, GuestFrame, Request, Steer, Stream};
 
 /// What a working thread is told.
 #[derive(Debug)]
@@ -23,6 +23,8 @@ pub(super) enum Mail {
     Request(Request),
     /// The host no longer wants this request.
     Cancel(u64),
+    /// Something for the attached program that this thread works for.
+    Steer(Steer),
 }
 
 /// A thread's mail, with a descriptor that is readable while there is some.
@@ -117,6 +119,13 @@ impl Post {
     pub(super) fn cancel(&self, id: u64) {
         if let Some(mailbox) = self.working.lock().get(&id) {
             mailbox.put(Mail::Cancel(id));
+        }
+    }
+
+    /// Hands something to who works on a request; for one that has ended it means nothing.
+    pub(super) fn steer(&self, id: u64, steer: Steer) {
+        if let Some(mailbox) = self.working.lock().get(&id) {
+            mailbox.put(Mail::Steer(steer));
         }
     }
 }

@@ -22,6 +22,7 @@ use super::{
     sys,
     wait::{Read, read, set_nonblocking, wait},
 };
+use crate::wire::WindowSize;
 
 /// More than a terminal's queues hold between a writer and us, so that reading this much after a point in time has read all
 /// that was written before it. (Two queues of 4 and 8 KiB.)
@@ -32,6 +33,40 @@ pub(super) const TURN_BYTES: usize = 256 * 1024;
 
 /// How long a fence waits for its sentinel. Only a terminal that is held up by what runs in it comes near.
 const FENCE_MS: u64 = 2000;
+
+/// How the slave's end is opened.
+const PEER: i32 = libc::O_RDWR | libc::O_NOCTTY | libc::O_CLOEXEC;
+
+/// Opens the master's end of a new terminal; reads and writes never wait.
+fn open_master() -> io::Result<OwnedFd> {
+    let pty = posix_openpt(OFlag::O_RDWR | OFlag::O_NOCTTY | OFlag::O_CLOEXEC | OFlag::O_NONBLOCK)?;
+    grantpt(&pty)?;
+    unlockpt(&pty)?;
+    let master = pty.as_fd().try_clone_to_owned()?;
+    set_nonblocking(master.as_fd())?;
+    Ok(master)
+}
+
+/// Opens a terminal as a person sits at one, with echo, line editing and job control; returns its master's and its slave's end.
+///
+/// # Errors
+/// When there is no `/dev/ptmx` or no terminal left.
+pub(super) fn open_plain(size: WindowSize) -> io::Result<(OwnedFd, OwnedFd)> {
+    let master = open_master()?;
+    let slave = sys::open_peer(master.as_fd(), PEER)?;
+    let mut settings = tcgetattr(&slave)?;
+    // So that erasing takes a whole character away, as the sandbox's locale has them.
+    settings.input_flags.insert(InputFlags::IUTF8);
+    tcsetattr(&slave, SetArg::TCSANOW, &settings)?;
+    sys::set_window(master.as_fd(), size.rows, size.columns)?;
+    Ok((master, slave))
+}
+
+/// Returns the character that ends the input of a terminal.
+pub(super) fn end_of_input(terminal: &OwnedFd) -> u8 {
+    const USUAL: u8 = 4; // C-d
+    tcgetattr(terminal).map_or(USUAL, |settings| settings.control_chars[SpecialCharacterIndices::VEOF as usize])
+}
 
 /// The terminal of a session; it outlives the shells that run in it.
 #[derive(Debug)]
@@ -51,15 +86,9 @@ impl Pty {
     /// # Errors
     /// When there is no `/dev/ptmx` or no terminal left.
     pub(super) fn open() -> io::Result<Self> {
-        let pty = posix_openpt(OFlag::O_RDWR | OFlag::O_NOCTTY | OFlag::O_CLOEXEC | OFlag::O_NONBLOCK)?;
-        grantpt(&pty)?;
-        unlockpt(&pty)?;
-        let master = pty.as_fd().try_clone_to_owned()?;
-        drop(pty);
-        let flags = libc::O_RDWR | libc::O_NOCTTY | libc::O_CLOEXEC;
-        let shell_slave = sys::open_peer(master.as_fd(), flags)?;
-        let own_slave = sys::open_peer(master.as_fd(), flags | libc::O_NONBLOCK)?;
-        set_nonblocking(master.as_fd())?;
+        let master = open_master()?;
+        let shell_slave = sys::open_peer(master.as_fd(), PEER)?;
+        let own_slave = sys::open_peer(master.as_fd(), PEER | libc::O_NONBLOCK)?;
         let mut settings = tcgetattr(&own_slave)?;
         settings.output_flags.remove(OutputFlags::OPOST);
         settings.input_flags.remove(InputFlags::IXON | InputFlags::IMAXBEL);

@@ -265,6 +265,8 @@ impl Session {
                     }
                     Mail::Request(Request { id, .. }) => self.shared.post.failed(id, "this is a Python session"),
                     Mail::Cancel(id) => self.on_cancel(id),
+                    // Sent for no request of this kind.
+                    Mail::Steer(_) => {}
                 }
             }
         }

@@ -12,7 +12,7 @@ use std::{
 use prorl_core::frame::Decoder;
 
 use super::{
-    bash, exec, files,
+    attach, bash, exec, files,
     post::{Mail, Mailbox, Post},
     probe::Programs,
     procs, python,
@@ -79,6 +79,7 @@ fn run(channel: OwnedFd, programs: Programs) -> ExitCode {
                 Ok(None) => break,
                 Ok(Some(HostFrame::Request(request))) => desk.hand_out(request),
                 Ok(Some(HostFrame::Cancel { id })) => shared.post.cancel(id),
+                Ok(Some(HostFrame::Steer { id, steer })) => shared.post.steer(id, steer),
                 Ok(Some(HostFrame::Shutdown)) => return ExitCode::SUCCESS,
                 Err(err) => {
                     // After one bad frame there is no telling where the next begins.
@@ -104,6 +105,9 @@ impl Desk {
         let begun = match op {
             Op::Exec(exec) => {
                 alone(&shared, id, move |shared, mailbox| exec::run(shared, mailbox, id, timeout_ms, &exec))
+            }
+            Op::Attach(spec) => {
+                alone(&shared, id, move |shared, mailbox| attach::run(shared, mailbox, id, timeout_ms, &spec))
             }
             Op::WriteFile(write) => alone(&shared, id, move |shared, _| files::write(&shared.post, id, &write)),
             Op::ReadFile(read) => alone(&shared, id, move |shared, _| files::read(&shared.post, id, &read)),

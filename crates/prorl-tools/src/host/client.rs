@@ -1,7 +1,6 @@
 //! The client: one channel, many calls in flight.
 
 use std::{
-    collections::HashMap,
     net::Shutdown,
     os::fd::AsFd,
     sync::{
@@ -11,23 +10,16 @@ use std::{
     time::Duration,
 };
 
-use parking_lot::Mutex;
-use prorl_core::frame::{self, Decoder, FrameError};
-use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
-    net::{
-        UnixStream,
-        unix::{OwnedReadHalf, OwnedWriteHalf},
-    },
-    sync::{Notify, mpsc, oneshot},
-    task::JoinSet,
-    time::timeout,
-};
-use tokio_util::sync::CancellationToken;
+use prorl_core::frame::{self, FrameError};
+use tokio::{net::UnixStream, sync::mpsc, task::JoinSet, time::timeout};
 
+use super::{
+    attach::{AttachSpec, Attached, Link, WINDOW_BYTES},
+    channel::{CancelOnDrop, QUEUE_FRAMES, Shared, Streams, read, write},
+};
 use crate::wire::{
-    Answer, Bash, BashAnswer, Bytes, Captured, Exec, ExitStatus, GuestFrame, HostFrame, Ipython, IpythonAnswer, Op,
-    ReadFile, Request, Rest, Stream, WriteFile,
+    Answer, Attach, Bash, BashAnswer, Bytes, Captured, Exec, ExitStatus, HostFrame, Ipython, IpythonAnswer, Op,
+    ReadFile, Request, Rest, WriteFile,
 };
 
 /// How long after its limit a call's answer comes at the latest: the time in which a guest interrupts, kills and reports.
@@ -37,9 +29,6 @@ pub const ANSWER_GRACE: Duration = Duration::from_secs(5);
 
 /// Bytes of a file that travel in one frame.
 const PIECE_BYTES: usize = 1024 * 1024;
-
-/// Frames that wait to be written; a full queue makes callers wait.
-const QUEUE_FRAMES: usize = 64;
 
 /// Why a call has no answer.
 #[derive(Debug, thiserror::Error)]
@@ -66,6 +55,9 @@ pub enum ToolError {
         /// Why.
         message: String,
     },
+    /// An attached program has ended or closed its input.
+    #[error("program reads no more input")]
+    InputClosed,
     /// The answer is of another kind than the request.
     #[error("guest answered with something else")]
     WrongAnswer,
@@ -74,7 +66,7 @@ pub enum ToolError {
 impl ToolError {
     /// Tells whether the guest or the channel is at fault, and not what was asked for.
     pub fn is_infrastructure(&self) -> bool {
-        !matches!(self, Self::Failed { .. } | Self::Request(_))
+        !matches!(self, Self::Failed { .. } | Self::Request(_) | Self::InputClosed)
     }
 }
 
@@ -177,102 +169,8 @@ impl Drop for ToolClient {
             // One that is already gone is what was wanted.
             let _shut = channel.shutdown(Shutdown::Both);
         }
-    }
-}
-
-#[derive(Debug, Default)]
-struct Shared {
-    state: Mutex<State>,
-    cancelled: Notify,
-    dead: CancellationToken,
-}
-
-#[derive(Debug, Default)]
-struct State {
-    calls: HashMap<u64, Pending>,
-    /// Ids whose callers went away; the writer tells the guest.
-    cancels: Vec<u64>,
-    closed: Option<String>,
-}
-
-#[derive(Debug)]
-struct Pending {
-    answer: oneshot::Sender<(Answer, Streams)>,
-    streams: Streams,
-    limit: usize,
-}
-
-/// What was streamed for a call so far.
-#[derive(Debug, Default)]
-struct Streams {
-    stdout: Vec<u8>,
-    stderr: Vec<u8>,
-}
-
-impl Shared {
-    /// Ends every call; the first reason stays.
-    fn close(&self, reason: String) {
-        let calls = {
-            let mut state = self.state.lock();
-            state.closed.get_or_insert(reason);
-            std::mem::take(&mut state.calls)
-        };
-        drop(calls);
-        self.dead.cancel();
-    }
-
-    fn closed(&self) -> ToolError {
-        let reason = self.state.lock().closed.clone();
-        ToolError::ChannelClosed { reason: reason.unwrap_or_else(|| "end of file".to_owned()) }
-    }
-
-    /// Takes one frame in.
-    ///
-    /// # Errors
-    /// Says what the guest did wrong.
-    fn accept(&self, frame: GuestFrame) -> Result<(), String> {
-        match frame {
-            GuestFrame::Output { id, stream, bytes } => {
-                let mut state = self.state.lock();
-                // A call that was dropped is no longer known; what still comes for it is of no use.
-                let Some(call) = state.calls.get_mut(&id) else { return Ok(()) };
-                let kept = match stream {
-                    Stream::Stdout => &mut call.streams.stdout,
-                    Stream::Stderr => &mut call.streams.stderr,
-                };
-                if kept.len() + bytes.0.len() > call.limit {
-                    return Err(format!("guest sent more than the {} bytes that were asked for", call.limit));
-                }
-                kept.extend_from_slice(&bytes.0);
-                Ok(())
-            }
-            GuestFrame::Done { id, answer } => {
-                let call = self.state.lock().calls.remove(&id);
-                if let Some(call) = call {
-                    // The caller may have gone just now.
-                    let _gone = call.answer.send((answer, call.streams));
-                }
-                Ok(())
-            }
-            GuestFrame::Fatal { message } => Err(format!("guest gave up: {message}")),
-        }
-    }
-}
-
-/// Forgets a call when its caller goes away, and has the guest end it.
-struct CancelOnDrop<'a> {
-    shared: &'a Shared,
-    id: u64,
-}
-
-impl Drop for CancelOnDrop<'_> {
-    fn drop(&mut self) {
-        let mut state = self.shared.state.lock();
-        if state.calls.remove(&self.id).is_some() {
-            state.cancels.push(self.id);
-            drop(state);
-            self.shared.cancelled.notify_one();
-        }
+        // The tasks that would see it end with this client.
+        self.shared.close("client was dropped".to_owned());
     }
 }
 
@@ -398,6 +296,39 @@ impl ToolClient {
         }
     }
 
+    /// Starts a program whose input and outputs are streamed, through pipes or in a terminal, and which may run for `limit`.
+    ///
+    /// Each stream has its own window of a quarter of a mebibyte: a reader that is slow holds up this program as a full pipe
+    /// would, and no other call.
+    ///
+    /// # Errors
+    /// [`ToolError::Failed`] when the program cannot be started.
+    ///
+    /// # Cancel safety
+    /// Dropping the call has the guest kill what it started.
+    pub async fn attach(&self, spec: &AttachSpec, limit: Duration) -> Result<Attached, ToolError> {
+        let id = self.next_id.fetch_add(1, Ordering::Relaxed);
+        let op = Op::Attach(Attach {
+            argv: spec.argv.clone(),
+            env: spec.env.clone(),
+            cwd: spec.cwd.clone(),
+            terminal: spec.terminal,
+            window: WINDOW_BYTES,
+        });
+        let request = HostFrame::Request(Request { id, timeout_ms: millis(limit), op });
+        let bytes = frame::encode(&request).map_err(ToolError::Request)?;
+        let starting = async {
+            let permit = self.frames.reserve().await.map_err(|_gone| self.shared.closed())?;
+            let link = Arc::new(Link::new(spec.terminal.is_some()));
+            self.shared.link(id, &link)?;
+            let attached = Attached::new(id, link, Arc::clone(&self.shared), self.frames.clone());
+            permit.send(bytes);
+            attached.started().await?;
+            Ok(attached)
+        };
+        timeout(ANSWER_GRACE, starting).await.unwrap_or(Err(ToolError::NoAnswer { waited: ANSWER_GRACE }))
+    }
+
     async fn call(&self, op: Op, limit: Duration, limit_bytes: usize) -> Result<(Answer, Streams), ToolError> {
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
         let request = HostFrame::Request(Request { id, timeout_ms: millis(limit), op });
@@ -405,16 +336,7 @@ impl ToolClient {
         let waited = limit.saturating_add(ANSWER_GRACE);
         let work = async {
             let permit = self.frames.reserve().await.map_err(|_gone| self.shared.closed())?;
-            let (answer, answered) = oneshot::channel();
-            {
-                let mut state = self.shared.state.lock();
-                if state.closed.is_some() {
-                    drop(state);
-                    return Err(self.shared.closed());
-                }
-                let streams = Streams::default();
-                state.calls.insert(id, Pending { answer, streams, limit: limit_bytes });
-            }
+            let answered = self.shared.expect(id, limit_bytes)?;
             let _cancel = CancelOnDrop { shared: &self.shared, id };
             permit.send(bytes);
             answered.await.map_err(|_gone| self.shared.closed())
@@ -426,7 +348,7 @@ impl ToolClient {
     }
 }
 
-fn wrong(answer: Answer) -> ToolError {
+pub(super) fn wrong(answer: Answer) -> ToolError {
     match answer {
         Answer::Failed { message } => ToolError::Failed { message },
         _ => ToolError::WrongAnswer,
@@ -435,50 +357,4 @@ fn wrong(answer: Answer) -> ToolError {
 
 fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
-}
-
-async fn read(mut channel: OwnedReadHalf, shared: Arc<Shared>) {
-    let mut decoder = Decoder::default();
-    let mut buffer = vec![0; 64 * 1024];
-    let reason = 'closed: loop {
-        match channel.read(&mut buffer).await {
-            Ok(0) => break "end of file".to_owned(),
-            Ok(n) => decoder.push(&buffer[..n]),
-            Err(err) => break err.to_string(),
-        }
-        loop {
-            match decoder.pop::<GuestFrame>() {
-                Ok(Some(frame)) => {
-                    if let Err(fault) = shared.accept(frame) {
-                        break 'closed fault;
-                    }
-                }
-                Ok(None) => break,
-                Err(err) => break 'closed format!("guest sent no frame: {err}"),
-            }
-        }
-    };
-    tracing::debug!(reason, "tool channel closed");
-    shared.close(reason);
-}
-
-async fn write(mut channel: OwnedWriteHalf, mut queue: mpsc::Receiver<Vec<u8>>, shared: Arc<Shared>) {
-    loop {
-        let bytes = tokio::select! {
-            biased; // a request goes before its own cancellation
-            () = shared.dead.cancelled() => return,
-            frame = queue.recv() => match frame {
-                Some(bytes) => bytes,
-                None => return,
-            },
-            () = shared.cancelled.notified() => {
-                let cancels = std::mem::take(&mut shared.state.lock().cancels);
-                let frames = cancels.into_iter().filter_map(|id| frame::encode(&HostFrame::Cancel { id }).ok());
-                frames.flatten().collect()
-            }
-        };
-        if let Err(err) = channel.write_all(&bytes).await {
-            return shared.close(err.to_string());
-        }
-    }
 }

@@ -11,7 +11,7 @@ use std::{
 };
 
 use prorl_core::Content;
-use prorl_sandbox::{NamespaceConfig, NamespaceRuntime, Runtime, Sandbox, SandboxError, SandboxSpec};
+use prorl_sandbox::{NamespaceConfig, NamespaceRuntime, Node, NodeConfig, Runtime, Sandbox, SandboxError, SandboxSpec};
 use prorl_tools::{
     guest::{probe, serve},
     host::{BashCall, ToolClient, ToolContext, ToolResult, Toolbox},
@@ -71,7 +71,8 @@ impl Guest {
     /// Starts a guest in a sandbox; in a plain process, and says so, where the machine cannot have one.
     pub(crate) async fn start() -> Self {
         static INSTALLED: LazyLock<prorl_guest::Guest> = LazyLock::new(|| prorl_guest::Guest::install().unwrap());
-        let runtime = NamespaceRuntime::new(NamespaceConfig::default());
+        static NODE: LazyLock<Node> = LazyLock::new(|| Node::open(NodeConfig::new(INSTALLED.path())).unwrap());
+        let runtime = NamespaceRuntime::new(NODE.clone(), NamespaceConfig::default());
         match runtime.start(&SandboxSpec::new(INSTALLED.path())).await {
             Ok(mut sandbox) => {
                 let client = ToolClient::new(sandbox.take_channel().unwrap());

@@ -1,0 +1,30 @@
+//! `prorl bench`: our figures beside those of bare tools, taken in turns in one run. A figure is told, never judged.
+
+mod bare;
+mod figures;
+mod machine;
+mod memory;
+mod report;
+mod runtimes;
+mod sandbox;
+
+use std::process::ExitCode;
+
+/// Arguments of `prorl bench`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(clap::Subcommand)]
+enum What {
+    /// Start, end and size of sandboxes of each runtime, beside bubblewrap and a bare `apptainer exec`.
+    Sandbox(sandbox::Args),
+}
+
+pub(crate) async fn main(args: Args) -> anyhow::Result<ExitCode> {
+    match args.what {
+        What::Sandbox(args) => sandbox::main(args).await,
+    }
+}

@@ -1,0 +1,130 @@
+//! What `prorl bench sandbox` tells, as JSON or as a table of the same.
+
+use std::time::Duration;
+
+use comfy_table::{CellAlignment, Table, presets::UTF8_FULL_CONDENSED};
+use serde::Serialize;
+use serde_json::Value;
+
+use super::{
+    bare::{Run, Tool},
+    figures::Spread,
+    machine::Machine,
+    memory::Memory,
+};
+
+/// Everything that was measured.
+#[derive(Debug, Serialize)]
+pub(super) struct Report {
+    pub(super) prorl: &'static str,
+    pub(super) machine: Machine,
+    pub(super) image: String,
+    pub(super) namespace: Figures,
+    pub(super) bwrap: Option<BareFigures>,
+    /// Our p50 from the start to the hello, by bubblewrap's to its program's first output.
+    pub(super) namespace_start_by_bwrap: Option<f64>,
+    pub(super) singularity: Option<Figures>,
+    pub(super) apptainer: Option<BareFigures>,
+    /// Our p50 from the start to the hello, by Apptainer's to its program's first output.
+    pub(super) singularity_start_by_apptainer: Option<f64>,
+}
+
+/// Figures of one runtime.
+#[derive(Debug, Serialize)]
+pub(super) struct Figures {
+    /// From the call to the guest's hello, one at a time.
+    pub(super) start: Option<Spread>,
+    /// From the call to the proof that nothing is left.
+    pub(super) shutdown: Option<Spread>,
+    /// Memory of a sandbox that is alone and idle.
+    pub(super) alone: Option<Memory>,
+    pub(super) burst: Option<Burst>,
+    pub(super) alive: Option<Alive>,
+}
+
+/// Sandboxes started at the same moment.
+#[derive(Debug, Serialize)]
+pub(super) struct Burst {
+    pub(super) n: usize,
+    pub(super) failed: usize,
+    /// Until the last hello.
+    pub(super) total_ms: f64,
+    /// Of each, from that moment to its hello, waiting for a place to start included.
+    pub(super) start: Option<Spread>,
+}
+
+/// Sandboxes alive at once.
+#[derive(Debug, Serialize)]
+pub(super) struct Alive {
+    pub(super) n: usize,
+    pub(super) failed: usize,
+    pub(super) answered: usize,
+    /// Until all of them, asked at the same moment, had run a program and told its end.
+    pub(super) answers_total_ms: f64,
+    /// Of each, from that moment to its answer.
+    pub(super) answer: Option<Spread>,
+    /// Mean of some of them after their answers.
+    pub(super) memory_each: Option<Memory>,
+    /// What the machine's available memory lost by them, shared by their number: the kernel's own use is in it, and whatever
+    /// else happened on the machine.
+    pub(super) available_lost_bytes_each: Option<i64>,
+    /// Until all of them, ended at the same moment, were proven gone.
+    pub(super) shutdown_total_ms: f64,
+}
+
+/// Figures of a bare tool that runs the guest for its version.
+#[derive(Debug, Serialize)]
+pub(super) struct BareFigures {
+    pub(super) version: String,
+    /// To the first byte of output.
+    pub(super) start: Option<Spread>,
+    /// To the end of the tool.
+    pub(super) whole: Option<Spread>,
+}
+
+impl BareFigures {
+    /// Sums up the runs of a tool.
+    pub(super) fn of(tool: Tool, runs: &[Run]) -> Self {
+        let spread = |pick: fn(&Run) -> Duration| Spread::of(runs.iter().map(pick).collect());
+        Self { version: tool.version, start: spread(|run| run.start), whole: spread(|run| run.whole) }
+    }
+}
+
+/// Shows a report with one line for each value, by its path in the JSON.
+pub(super) fn table(report: &Value) -> Table {
+    let mut table = Table::new();
+    table.load_preset(UTF8_FULL_CONDENSED);
+    let mut lines = Vec::new();
+    flatten(report, "", &mut lines);
+    table.add_rows(lines);
+    if let Some(values) = table.column_mut(1) {
+        values.set_cell_alignment(CellAlignment::Right);
+    }
+    table
+}
+
+fn flatten(value: &Value, path: &str, lines: &mut Vec<[String; 2]>) {
+    match value {
+        Value::Object(fields) => {
+            for (name, value) in fields {
+                let dot = if path.is_empty() { "" } else { "." };
+                flatten(value, &format!("{path}{dot}{name}"), lines);
+            }
+        }
+        Value::Null => lines.push([path.to_owned(), "-".to_owned()]),
+        Value::String(text) => lines.push([path.to_owned(), text.clone()]),
+        value => lines.push([path.to_owned(), value.to_string()]),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_table_has_a_line_for_each_value() {
+        let mut lines = Vec::new();
+        flatten(&serde_json::json!({"a": {"b_ms": 1.5, "c": null}, "d": "text"}), "", &mut lines);
+        assert_eq!(lines, [["a.b_ms", "1.5"], ["a.c", "-"], ["d", "text"]].map(|line| line.map(str::to_owned)));
+    }
+}

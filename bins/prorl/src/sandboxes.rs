@@ -1,0 +1,80 @@
+//! Where the sandboxes of every command come from: one node, and the runtimes on it.
+
+use std::{num::NonZeroUsize, path::PathBuf, sync::Arc};
+
+use anyhow::Context;
+use nix::unistd::{Uid, User};
+use prorl_agents::Runtimes;
+use prorl_core::request::RuntimeChoice;
+use prorl_guest::Guest;
+use prorl_sandbox::{
+    NamespaceConfig, NamespaceRuntime, Node, NodeConfig, Runtime, SandboxUser, SingularityConfig, SingularityRuntime,
+};
+
+/// What is asked for of sandboxes.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct SandboxConfig {
+    /// Where processes of this machine and user keep what they own together; a folder of temporary files by default.
+    pub(crate) run_dir: Option<PathBuf>,
+    /// The host user that sandboxes run as when they are started by root.
+    pub(crate) user: Option<u32>,
+    /// The Apptainer or Singularity program; looked for along PATH by default.
+    pub(crate) apptainer: Option<PathBuf>,
+    /// How many sandboxes may start at once.
+    pub(crate) max_starting: Option<NonZeroUsize>,
+}
+
+/// A node, and what makes sandboxes on it. Dropping it leaves nothing.
+pub(crate) struct Sandboxes {
+    pub(crate) guest: Guest,
+    pub(crate) node: Node,
+    config: SandboxConfig,
+}
+
+impl Sandboxes {
+    /// Opens a node.
+    pub(crate) fn open(config: SandboxConfig) -> anyhow::Result<Self> {
+        let guest = Guest::install().context("the guest program cannot be made executable")?;
+        let mut of_node = NodeConfig::new(guest.path());
+        if let Some(dir) = &config.run_dir {
+            of_node.dir.clone_from(dir);
+        }
+        if let Some(max_starting) = config.max_starting {
+            of_node.max_starting = max_starting;
+        }
+        let node = Node::open(of_node).context("sandboxes cannot be started here")?;
+        Ok(Self { guest, node, config })
+    }
+
+    /// Makes the embedded runtime.
+    pub(crate) fn namespace(&self) -> NamespaceRuntime {
+        NamespaceRuntime::new(self.node.clone(), NamespaceConfig { sandbox_user: self.user() })
+    }
+
+    /// Makes the Singularity runtime, where there is such a program.
+    pub(crate) fn singularity(&self) -> anyhow::Result<SingularityRuntime> {
+        let config = SingularityConfig { program: self.config.apptainer.clone(), sandbox_user: self.user() };
+        Ok(SingularityRuntime::new(self.node.clone(), config)?)
+    }
+
+    /// Makes both, for jobs that choose. That Singularity is missing is told to the jobs that need it, or at once where the
+    /// server was asked to prefer it.
+    pub(crate) fn runtimes(&self, preferred: RuntimeChoice, image: Option<PathBuf>) -> anyhow::Result<Runtimes> {
+        let namespace: Arc<dyn Runtime> = Arc::new(self.namespace());
+        let singularity = match self.singularity() {
+            Err(error) if preferred == RuntimeChoice::Singularity => {
+                return Err(error.context("the singularity runtime cannot be used"));
+            }
+            Err(error) => Err(format!("this server has no singularity runtime: {error:#}")),
+            Ok(runtime) => Ok(Arc::new(runtime) as Arc<dyn Runtime>),
+        };
+        Ok(Runtimes::from(namespace).with_singularity(singularity).preferring(preferred).with_default_image(image))
+    }
+
+    fn user(&self) -> Option<SandboxUser> {
+        self.config.user.map(|uid| {
+            let known = User::from_uid(Uid::from_raw(uid)).ok().flatten();
+            SandboxUser { uid, gid: known.map_or(uid, |user| user.gid.as_raw()) }
+        })
+    }
+}

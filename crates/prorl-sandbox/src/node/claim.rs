@@ -1,0 +1,117 @@
+//! A sandbox's place in its node: its name, its folder, its record.
+
+use std::{
+    io,
+    path::PathBuf,
+    sync::atomic::{AtomicBool, AtomicU64, Ordering},
+};
+
+use parking_lot::Mutex;
+use tokio::sync::OwnedSemaphorePermit;
+
+use super::{
+    Node, folder,
+    process::{self, Handle, Process},
+    record::{self, Event, Reach, Record, Standing},
+    sweep,
+};
+
+/// A place among the sandboxes that are starting; freed when dropped.
+#[derive(Debug)]
+pub(crate) struct Permit {
+    pub(super) _place: OwnedSemaphorePermit,
+}
+
+/// One sandbox's place in its node, from before its first process until nothing is left of it.
+///
+/// [`settle`](Self::settle) ends it when the sandbox is known to be gone. Dropped without that, it is handed to the node's
+/// keeper, which waits for the sandbox's own end, kills what does not end, and then removes its files.
+#[derive(Debug)]
+pub(crate) struct Claim {
+    node: Node,
+    id: String,
+    record: Mutex<Record>,
+    run_dir: Mutex<Option<PathBuf>>,
+    is_settled: AtomicBool,
+}
+
+impl Claim {
+    pub(super) fn new(node: Node, runtime: &str) -> io::Result<Self> {
+        static COUNT: AtomicU64 = AtomicU64::new(0);
+
+        let id = format!("{runtime}-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+        record::create(&folder::record(node.folder(), &id), &Event::Claimed { runtime: runtime.to_owned() })?;
+        let (record, run_dir) = (Mutex::new(Record::default()), Mutex::new(None));
+        Ok(Self { node, id, record, run_dir, is_settled: AtomicBool::new(false) })
+    }
+
+    /// Returns the sandbox's name: the runtime's, this process's number and a count.
+    pub(crate) fn id(&self) -> &str {
+        &self.id
+    }
+
+    /// Returns the sandbox's own folder, made on first use. A sandbox user may pass through it but not list or write it.
+    pub(crate) fn run_dir(&self) -> io::Result<PathBuf> {
+        let mut made = self.run_dir.lock();
+        if let Some(path) = &*made {
+            return Ok(path.clone());
+        }
+        let path = self.node.folder().join(folder::RUN).join(&self.id);
+        folder::make(&path, folder::open_mode())?;
+        Ok(made.insert(path).clone())
+    }
+
+    /// Returns the sandbox's own folder if it has been made.
+    pub(crate) fn made_run_dir(&self) -> Option<PathBuf> {
+        self.run_dir.lock().clone()
+    }
+
+    /// Writes down the outer process, an unreaped child of this one. To be called before the process is told what to do: one
+    /// that is not written down yet must be one that ends by itself when this process is killed.
+    pub(crate) fn spawned(&self, outer_pid: u32, reach: Reach) -> io::Result<()> {
+        self.note(Event::Spawned { outer: Process::of(outer_pid)?, reach })
+    }
+
+    /// Writes down what came with the hello, while both the outer process and process 1 are known to be there.
+    pub(crate) fn stands(&self, inner_pid: u32, user_namespaces: Vec<u64>) -> io::Result<()> {
+        self.note(Event::Stands(Standing { inner: Process::of(inner_pid)?, at: process::now()?, user_namespaces }))
+    }
+
+    fn note(&self, event: Event) -> io::Result<()> {
+        let mut record = self.record.lock();
+        record::extend(&folder::record(self.node.folder(), &self.id), &event)?;
+        record.apply(event);
+        Ok(())
+    }
+
+    /// Kills whatever is proven to be left of the sandbox; returns handles of what was killed. Blocks for a look at `/proc`
+    /// at most.
+    pub(crate) fn kill_rest(&self) -> io::Result<Vec<Handle>> {
+        let record = self.record.lock().clone();
+        sweep::kill(&record)
+    }
+
+    /// Removes the sandbox's folder and record, once nothing of it runs any more. Once is enough.
+    pub(crate) fn settle(&self) {
+        if self.is_settled.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        if let Err(error) = folder::remove_box(self.node.folder(), &self.id) {
+            tracing::warn!(id = self.id, %error, "files of a sandbox were left to the node's keeper");
+            self.node.hand_over(&self.id);
+        }
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        if self.is_settled.load(Ordering::Relaxed) {
+            return;
+        }
+        if self.record.get_mut().spawned.is_none() {
+            self.settle(); // no process was ever written down
+        } else {
+            self.node.hand_over(&self.id);
+        }
+    }
+}

@@ -1,0 +1,128 @@
+//! Ends and removes what instances left behind whose server and keeper are both dead.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use nix::fcntl::FlockArg;
+use prorl_core::frame;
+
+use super::{
+    endings::Endings,
+    folder::{self, Origin},
+};
+
+/// Whoever should have waited for the sandboxes is dead: those that are ending are not waited for.
+const PATIENCE: Duration = Duration::ZERO;
+
+/// Sees to every dead instance in `dir`. What cannot be ended or removed is logged, and stays for the next time.
+pub(super) fn others(dir: &Path, own: &Path, here: &Origin) {
+    let instances = match instances(dir) {
+        Ok(instances) => instances,
+        Err(error) => return tracing::warn!(dir = %dir.display(), %error, "left folders cannot be looked for"),
+    };
+    for instance in instances {
+        if instance == own {
+            continue;
+        }
+        match one(&instance, here) {
+            Ok(Found::Removed { n_boxes }) => {
+                tracing::info!(folder = %instance.display(), n_boxes, "removed what a dead process had left");
+            }
+            Ok(Found::Alive | Found::Elsewhere) => {}
+            Ok(Found::Stuck { n_left }) => {
+                tracing::warn!(folder = %instance.display(), n_left, "sandboxes of a dead process survive a kill");
+            }
+            Err(error) => {
+                tracing::warn!(folder = %instance.display(), %error, "what a dead process left cannot be removed");
+            }
+        }
+    }
+}
+
+/// What became of an instance folder.
+#[derive(Debug, PartialEq, Eq)]
+enum Found {
+    /// Its server or its keeper lives.
+    Alive,
+    /// It is another machine's.
+    Elsewhere,
+    /// It is gone.
+    Removed { n_boxes: usize },
+    /// It is still there, with so many sandboxes.
+    Stuck { n_left: usize },
+}
+
+fn instances(dir: &Path) -> io::Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(dir)? {
+        let entry = entry?;
+        if entry.file_name().to_string_lossy().starts_with(folder::PREFIX) && entry.file_type()?.is_dir() {
+            found.push(entry.path());
+        }
+    }
+    Ok(found)
+}
+
+fn one(instance: &Path, here: &Origin) -> io::Result<Found> {
+    let lock = match folder::lock(instance, FlockArg::LockExclusiveNonblock) {
+        Ok(Some(lock)) => lock,
+        Ok(None) => return Ok(Found::Alive),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Found::Removed { n_boxes: 0 }),
+        Err(error) => return Err(error),
+    };
+    let Some(there) = origin(instance)? else {
+        // Its keeper was killed while it made or removed the folder.
+        remove_unfinished(instance)?;
+        return Ok(Found::Removed { n_boxes: 0 });
+    };
+    // The name of a boot is the machine's too; containers give it several host names.
+    let is_same_boot = there.boot_id == here.boot_id;
+    if !is_same_boot && there.host != here.host {
+        return Ok(Found::Elsewhere);
+    }
+    let n_boxes = folder::boxes(instance)?.len();
+    // Process numbers mean nothing after the next boot, nor in another pid namespace.
+    if is_same_boot && there.pid_namespace == here.pid_namespace {
+        let mut endings = Endings::new(instance.to_owned(), PATIENCE);
+        endings.add_all()?;
+        loop {
+            endings.advance();
+            if endings.is_empty() {
+                break;
+            }
+            endings.wait([]);
+        }
+        if endings.n_left() > 0 {
+            return Ok(Found::Stuck { n_left: endings.n_left() });
+        }
+    }
+    folder::remove_instance(instance)?;
+    drop(lock);
+    Ok(Found::Removed { n_boxes })
+}
+
+/// Removes an instance that was never finished, or is no more whole: one that does not say whose it is holds nothing.
+fn remove_unfinished(instance: &Path) -> io::Result<()> {
+    for name in [folder::BOXES, folder::RUN] {
+        folder::gone(fs::remove_dir(instance.join(name)))?;
+    }
+    folder::gone(fs::remove_file(instance.join(folder::NEW_ORIGIN)))?;
+    folder::remove_empty(instance)
+}
+
+/// Reads whose an instance is; nothing where it was never said.
+fn origin(instance: &Path) -> io::Result<Option<Origin>> {
+    let bytes = match fs::read(instance.join(folder::ORIGIN)) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        bytes => bytes?,
+    };
+    let mut decoder = frame::Decoder::default();
+    decoder.push(&bytes);
+    match decoder.pop() {
+        Ok(Some(origin)) => Ok(Some(origin)),
+        Ok(None) | Err(_) => Err(io::Error::new(io::ErrorKind::InvalidData, "it does not say whose it is")),
+    }
+}

@@ -1,0 +1,248 @@
+//! Ends what is left of a recorded sandbox, and nothing else.
+//!
+//! Every process is proven to be the sandbox's before it is killed, because numbers are given out again: those of processes,
+//! and sooner those of namespaces. The proofs are these.
+//!
+//! - The outer process and process 1 are known by number and start. Process 1 takes its whole pid namespace with it.
+//! - While the recorded outer process is there, its session is the sandbox's. After it, those members are which started
+//!   between it and the hello: at the hello it was alive, so that its number was nobody else's session, and a process is in
+//!   the session that it was born into unless it leads one.
+//! - While the recorded process 1 is there, its user namespaces are the sandbox's.
+//!
+//! No process is ever found by its name, its arguments or its environment.
+
+use std::{fs, io, os::unix::fs::MetadataExt};
+
+use super::{
+    process::{Handle, Process, Stat, is_gone},
+    record::{Reach, Record},
+};
+
+/// Every process that was there at one moment.
+#[derive(Debug)]
+pub(crate) struct Snapshot(Vec<(u32, Stat)>);
+
+impl Snapshot {
+    /// Looks at all of `/proc`.
+    pub(crate) fn take() -> io::Result<Self> {
+        let mut found = Vec::new();
+        for entry in fs::read_dir("/proc")? {
+            let Some(pid) = entry?.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
+            match Stat::of(pid) {
+                Ok(stat) => found.push((pid, stat)),
+                // Gone, or hidden from this user (hidepid), whose sandboxes' helpers are not.
+                Err(error) if is_gone(&error) || error.kind() == io::ErrorKind::PermissionDenied => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(Self(found))
+    }
+}
+
+/// Kills everything that is proven to be left of a sandbox and returns handles of what was killed, to wait by.
+///
+/// # Errors
+/// When this process may open no more files, or cannot read `/proc`. Some may have been killed then, and the call repeated.
+pub(crate) fn kill(record: &Record) -> io::Result<Vec<Handle>> {
+    let Some((outer, reach)) = record.spawned else { return Ok(Vec::new()) };
+    let inner = record.standing.as_ref().map(|standing| standing.inner);
+    let mut found = Vec::new();
+    if let Some(inner) = inner {
+        found.extend(inner.open()?);
+    }
+    if reach == Reach::Session {
+        found.extend(helpers(record, outer, inner)?);
+    }
+    // Last, because it reaps the others if it can.
+    found.extend(outer.open()?);
+    found.retain(|handle| !handle.has_ended());
+    for handle in &found {
+        handle.kill();
+    }
+    Ok(found)
+}
+
+/// Finds the processes beside the pid namespace.
+fn helpers(record: &Record, outer: Process, inner: Option<Process>) -> io::Result<Vec<Handle>> {
+    let snapshot = Snapshot::take()?;
+    let namespaces = record.standing.as_ref().map_or(&[][..], |standing| &standing.user_namespaces);
+    let mut by_session = Vec::new();
+    let mut by_namespace = Vec::new();
+    for (pid, stat) in snapshot.0 {
+        let process = Process { pid, started: stat.started };
+        if process == outer || Some(process) == inner || stat.started < outer.started {
+            continue;
+        }
+        if stat.session == outer.pid {
+            by_session.extend(process.open()?.map(|handle| (stat.started, handle)));
+        } else if !namespaces.is_empty() && user_namespace(pid).is_some_and(|inode| namespaces.contains(&inode)) {
+            by_namespace.extend(process.open()?);
+        }
+    }
+    // Asked after the looking: what is there now was there all the time.
+    if !outer.is_there() {
+        let hello = record.standing.as_ref().map(|standing| standing.at);
+        by_session.retain(|(started, _)| hello.is_some_and(|hello| *started <= hello));
+    }
+    if !inner.is_some_and(Process::is_there) {
+        by_namespace.clear();
+    }
+    by_namespace.extend(by_session.into_iter().map(|(_, handle)| handle));
+    Ok(by_namespace)
+}
+
+/// Returns the inode number of a process's user namespace, as far as this user may know it.
+fn user_namespace(pid: u32) -> Option<u64> {
+    fs::metadata(format!("/proc/{pid}/ns/user")).ok().map(|meta| meta.ino())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        io::{BufRead, BufReader},
+        process::{Child, ChildStdout, Command, Stdio},
+    };
+
+    use super::*;
+    use crate::node::{process::now, record::Standing};
+
+    /// A shell with a helper; both end with the test.
+    struct Shell {
+        child: Child,
+        helper: Process,
+        lines: BufReader<ChildStdout>,
+    }
+
+    impl Shell {
+        /// Starts a shell through `wrapper`. The helper is its child and waits; the shell waits for it.
+        fn start(wrapper: &[&str]) -> Self {
+            let script = "sleep 1000 & echo $!; wait; echo waited; exec sleep 1000";
+            let mut words = wrapper.iter().copied().chain(["sh", "-c", script]);
+            let mut command = Command::new(words.next().unwrap());
+            let mut child = command.args(words).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+            let mut lines = BufReader::new(child.stdout.take().unwrap());
+            let mut line = String::new();
+            lines.read_line(&mut line).unwrap();
+            let helper = line.trim().parse().ok().and_then(|pid| Process::of(pid).ok());
+            let helper = helper.unwrap_or_else(|| panic!("{wrapper:?} started no helper: {line:?}"));
+            Self { child, helper, lines }
+        }
+
+        fn process(&self) -> Process {
+            Process::of(self.child.id()).unwrap()
+        }
+
+        fn helper_lives(&self) -> bool {
+            self.helper.open().unwrap().is_some_and(|handle| !handle.has_ended())
+        }
+    }
+
+    impl Drop for Shell {
+        fn drop(&mut self) {
+            if let Ok(Some(helper)) = self.helper.open() {
+                helper.kill();
+            }
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+            let _ = &self.lines;
+        }
+    }
+
+    fn wait(killed: Vec<Handle>) {
+        for handle in killed {
+            let mut fds = [nix::poll::PollFd::new(std::os::fd::AsFd::as_fd(&handle), nix::poll::PollFlags::POLLIN)];
+            assert_eq!(nix::poll::poll(&mut fds, 5000_u16).unwrap(), 1, "{handle:?} survives");
+        }
+    }
+
+    fn session(outer: Process) -> Record {
+        Record { spawned: Some((outer, Reach::Session)), standing: None }
+    }
+
+    /// A number that no process has had at its recorded start.
+    fn dead(process: Process) -> Process {
+        Process { started: process.started.saturating_sub(1), ..process }
+    }
+
+    #[test]
+    fn nothing_is_killed_for_a_record_that_names_nobody() {
+        assert!(kill(&Record::default()).unwrap().is_empty());
+    }
+
+    #[test]
+    fn a_later_process_of_the_number_is_not_killed() {
+        let shell = Shell::start(&["setsid"]);
+        let standing = Standing { inner: dead(shell.helper), at: 0, user_namespaces: Vec::new() };
+        for reach in [Reach::PidNamespace, Reach::Session] {
+            let spawned = Some((dead(shell.process()), reach));
+            let record = Record { spawned, standing: Some(standing.clone()) };
+            assert!(kill(&record).unwrap().is_empty(), "{reach:?}");
+        }
+        assert!(shell.helper_lives());
+    }
+
+    #[test]
+    fn the_session_goes_with_its_outer_process() {
+        let shell = Shell::start(&["setsid"]);
+        let killed = kill(&session(shell.process())).unwrap();
+        assert_eq!(killed.len(), 2);
+        wait(killed);
+        assert!(!shell.helper_lives());
+    }
+
+    #[test]
+    fn a_session_of_an_outer_process_that_is_not_reaped_is_proven() {
+        let mut shell = Shell::start(&["setsid"]);
+        let record = session(shell.process());
+        shell.child.kill().unwrap();
+        wait(vec![shell.process().open().unwrap().unwrap()]);
+        wait(kill(&record).unwrap());
+        assert!(!shell.helper_lives());
+    }
+
+    #[test]
+    fn without_its_outer_process_a_session_is_proven_by_the_time() {
+        let mut shell = Shell::start(&["setsid"]);
+        let outer = shell.process();
+        shell.child.kill().unwrap();
+        shell.child.wait().unwrap();
+        // It never said hello, so that the session may be anybody's by now.
+        assert!(kill(&session(outer)).unwrap().is_empty());
+        let stands_at = |at| Record {
+            standing: Some(Standing { inner: dead(outer), at, user_namespaces: Vec::new() }),
+            ..session(outer)
+        };
+        assert!(kill(&stands_at(shell.helper.started - 1)).unwrap().is_empty(), "started after the hello");
+        let younger = Process { started: shell.helper.started + 1, ..outer };
+        let record = Record { spawned: Some((younger, Reach::Session)), ..stands_at(now().unwrap()) };
+        assert!(kill(&record).unwrap().is_empty(), "started before the outer process");
+        assert!(shell.helper_lives());
+        wait(kill(&stands_at(now().unwrap())).unwrap());
+        assert!(!shell.helper_lives());
+    }
+
+    #[test]
+    fn a_namespace_is_proven_by_process_1_alone() {
+        let allowed = Command::new("unshare").args(["-U", "true"]).stderr(Stdio::null()).status();
+        if !allowed.is_ok_and(|status| status.success()) {
+            crate::node::tests::skip("a_namespace_is_proven_by_process_1_alone", "no user namespaces for this user");
+            return;
+        }
+        // The helper has left every session that could be named, but is in the user namespace.
+        let shell = Shell::start(&["unshare", "-U", "setsid"]);
+        let namespace = user_namespace(shell.child.id()).unwrap();
+        assert_ne!(namespace, user_namespace(std::process::id()).unwrap());
+        let mut ended = Command::new("true").spawn().unwrap();
+        let outer = Process { pid: ended.id(), started: shell.helper.started.saturating_sub(100) };
+        ended.wait().unwrap();
+        let record = |inner| Record {
+            standing: Some(Standing { inner, at: now().unwrap(), user_namespaces: vec![namespace] }),
+            ..session(outer)
+        };
+        // Another process has the recorded number of the namespace: process 1 is gone.
+        assert!(kill(&record(dead(shell.process()))).unwrap().is_empty());
+        assert!(shell.helper_lives());
+        wait(kill(&record(shell.process())).unwrap());
+        assert!(!shell.helper_lives());
+    }
+}

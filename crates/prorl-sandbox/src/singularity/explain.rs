@@ -1,0 +1,209 @@
+//! From a launcher's last words to an error that says what is in the way and who can remove it.
+
+use std::{
+    io,
+    path::{Path, PathBuf},
+};
+
+use prorl_core::hello::StartFailure;
+
+use crate::{
+    Bind, Image, LauncherFault, SandboxError, SandboxSpec, SandboxUser, diagnosis,
+    setup::{OWN_FOLDER, step},
+};
+
+/// What is needed to tell a failure in the words of the spec.
+pub(super) struct Explain {
+    program: PathBuf,
+    image: PathBuf,
+    binds: Vec<Bind>,
+    user: String,
+}
+
+impl Explain {
+    pub(super) fn new(program: PathBuf, spec: &SandboxSpec, user: Option<SandboxUser>) -> Self {
+        let image = match &spec.image {
+            Image::Directory(path) | Image::File(path) => path.clone(),
+            Image::Host | Image::Root => PathBuf::new(),
+        };
+        let uid = user.map_or_else(|| nix::unistd::geteuid().as_raw(), |user| user.uid);
+        Self { program, image, binds: spec.binds.clone(), user: format!("user {uid}") }
+    }
+
+    /// Makes an error of a failure of the owner's or the guest's. `proc` is `/proc`, or a tree like it in tests.
+    pub(super) fn explain(self, proc: &Path, failure: StartFailure) -> SandboxError {
+        match failure.step.as_str() {
+            step::LAUNCH => self.of_words(proc, failure.target),
+            step::EXECUTE_LAUNCHER => {
+                SandboxError::Program { path: self.program, source: io::Error::from_raw_os_error(failure.errno) }
+            }
+            step::OPEN_BIND => {
+                let target =
+                    self.bind_in(&failure.target).map_or(failure.target, |source| source.display().to_string());
+                diagnosis::explain(proc, StartFailure { target, ..failure })
+            }
+            _ => diagnosis::explain(proc, failure),
+        }
+    }
+
+    fn of_words(self, proc: &Path, output: String) -> SandboxError {
+        let words = output.to_lowercase();
+        let (fault, cause, advice) = self.understand(proc, &words);
+        SandboxError::Launcher { program: self.program, fault, cause, advice, output }
+    }
+
+    /// Returns what was in the way, from what was said in lower-case letters.
+    fn understand(&self, proc: &Path, words: &str) -> (LauncherFault, String, String) {
+        let says = |parts: &[&str]| parts.iter().any(|part| words.contains(part));
+        let image = self.image.display();
+        let told = |fault, cause: String, advice: &str| (fault, cause, advice.to_owned());
+        let unpacked = "or use an unpacked directory, which needs no FUSE";
+        if says(&["failed to create user namespace", "user namespaces are", "create namespace"]) {
+            let errno = if says(&["exceeded", "no space left"]) { libc::ENOSPC } else { libc::EPERM };
+            if let Some((cause, advice)) = diagnosis::blocked_by(proc, step::NAMESPACES, errno) {
+                return told(LauncherFault::UserNamespaces, cause, advice);
+            }
+        }
+        if says(&["no space left on device", "disk quota exceeded", "cannot allocate memory", "out of memory"])
+            || says(&["resource temporarily unavailable", "too many open files"])
+        {
+            let advice = "free some space (disk and memory), or raise the limit that its last words name";
+            return told(LauncherFault::Exhausted, "this machine has no more of what it needs".to_owned(), advice);
+        }
+        if says(&["image format not recognized"]) {
+            let advice = "name an unpacked directory, a .sif or a squashfs";
+            return told(LauncherFault::Image, format!("{image} is no image that it knows"), advice);
+        }
+        if says(&["read the squashfs image", "squashfs superblock", "corrupt"]) {
+            let advice = "build it again, or copy it again";
+            return told(LauncherFault::Image, format!("image {image} is damaged or cut short"), advice);
+        }
+        if says(&["not readable by the current user"]) {
+            let advice = "open it, and the folders above it, to that user (chmod -R a+rX)";
+            return told(LauncherFault::Image, format!("image {image} is closed to {}", self.user), advice);
+        }
+        if says(&["could not open image"]) {
+            let advice = "see that it is there and open to that user";
+            return told(LauncherFault::Image, format!("image {image} cannot be opened by {}", self.user), advice);
+        }
+        if says(&["/dev/fuse"]) {
+            let advice = format!("ask for a /dev/fuse that everybody may open (chmod 666 /dev/fuse), {unpacked}");
+            return told(LauncherFault::Fuse, "FUSE is forbidden here: /dev/fuse cannot be opened".to_owned(), &advice);
+        }
+        if says(&["fuse"]) {
+            let advice = format!("see that squashfuse is installed and that /dev/fuse is a FUSE device, {unpacked}");
+            return told(LauncherFault::Fuse, format!("image {image} cannot be mounted by FUSE"), &advice);
+        }
+        if let Some(source) = self.bind_in(words) {
+            let cause = format!("bind source {} cannot be shown by {}", source.display(), self.user);
+            return told(LauncherFault::Bind, cause, "see that it is there and open to that user");
+        }
+        if says(&["newuidmap", "newgidmap", "subuid", "subgid", "fakeroot"]) {
+            let advice = "mend what its last words name, or start without fake root";
+            return told(LauncherFault::FakeRoot, "a fake root gets no ids here".to_owned(), advice);
+        }
+        if says(&["unknown flag", "unknown shorthand"]) {
+            let advice = "install Apptainer 1.1 or SingularityCE 3.11, or later";
+            return told(LauncherFault::Other, "this version lacks a flag that is needed".to_owned(), advice);
+        }
+        let advice =
+            format!("start it by hand as {} to see more: {} exec IMAGE true", self.user, self.program.display());
+        told(LauncherFault::Other, "it did not start the guest".to_owned(), &advice)
+    }
+
+    /// Returns the source of the bind that is spoken of, which has a plain name in every argument.
+    fn bind_in(&self, words: &str) -> Option<&Path> {
+        let (_, rest) = words.split_once(&format!("{OWN_FOLDER}/binds/"))?;
+        let number = rest.split(|char: char| !char.is_ascii_digit()).next()?;
+        self.binds.get(number.parse::<usize>().ok()?).map(|bind| bind.source.as_path())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use LauncherFault::{Bind as BindFault, Exhausted, FakeRoot, Fuse, Image as ImageFault, Other, UserNamespaces};
+
+    use super::*;
+
+    fn explain(step: &str, words: &str) -> SandboxError {
+        let bind = |source: &str| Bind { source: source.into(), target: "/x".into(), writable: false };
+        let binds = vec![bind("/one"), bind("/two")];
+        let spec = SandboxSpec { image: Image::File("/images/a.sif".into()), binds, ..SandboxSpec::new("/guest") };
+        let explain = Explain::new("/bin/apptainer".into(), &spec, Some(SandboxUser { uid: 7, gid: 7 }));
+        let failure = StartFailure { step: step.to_owned(), target: words.to_owned(), errno: 0 };
+        explain.explain(Path::new("/nonexistent"), failure)
+    }
+
+    /// As Apptainer 1.4.5 says them.
+    #[test]
+    fn words_of_a_launcher_are_understood() {
+        let cases = [
+            (
+                "ERROR  : Failed to create user namespace: maximum number of user namespaces exceeded, check \
+                 /proc/sys/user/max_user_namespaces",
+                UserNamespaces,
+                "max_user_namespaces",
+            ),
+            (
+                "FATAL:   While checking container encryption: could not open image /run/x/image: failed to retrieve path \
+                 for /run/x/image: lstat /images/a.sif: no such file or directory",
+                ImageFault,
+                "/images/a.sif cannot be opened",
+            ),
+            (
+                "FATAL:   While checking container encryption: could not open image /x: image format not recognized",
+                ImageFault,
+                "/images/a.sif is no image",
+            ),
+            (
+                "FATAL:   While checking container encryption: could not open image /x: /x is not readable by the current \
+                 user, check permissions",
+                ImageFault,
+                "closed to user 7",
+            ),
+            (
+                "FATAL:   container creation failed: image driver mount failure: image driver squashfuse_ll instance exited \
+                 with error: squashfuse_ll exited: Something went wrong trying to read the squashfs image.",
+                ImageFault,
+                "damaged",
+            ),
+            (
+                "FATAL:   container creation failed: image driver mount failure: image driver squashfuse_ll instance exited \
+                 with error: squashfuse_ll exited: fuse: failed to open /dev/fuse: Permission denied",
+                Fuse,
+                "/dev/fuse cannot be opened",
+            ),
+            (
+                "FATAL:   container creation failed: image driver mount failure: image driver squashfuse_ll instance exited \
+                 with error: squashfuse_ll exited: fuse: mount failed: Invalid argument",
+                Fuse,
+                "unpacked directory",
+            ),
+            (
+                "FATAL:   container creation failed: mount hook function failure: mount /nope->/.prorl/binds/1 error: while \
+                 mounting /nope: mount source /nope doesn't exist",
+                BindFault,
+                "bind source /two",
+            ),
+            ("FATAL:   while extracting image: write /x: no space left on device", Exhausted, "no more"),
+            ("FATAL:   could not use fakeroot: no mapping entry found in /etc/subuid for x", FakeRoot, "last words"),
+            ("Error for command \"exec\": unknown flag: --no-umask", Other, "Apptainer 1.1"),
+            ("FATAL:   something new", Other, "/bin/apptainer exec IMAGE true"),
+        ];
+        for (words, fault, part) in cases {
+            let error = explain(step::LAUNCH, words);
+            let text = error.to_string();
+            let SandboxError::Launcher { fault: found, output, .. } = error else { panic!("{text}") };
+            assert_eq!((found, output.as_str()), (fault, words));
+            assert!(text.contains(part) && text.ends_with(words), "{text}");
+        }
+    }
+
+    #[test]
+    fn the_guests_own_failures_are_told_in_the_specs_words() {
+        let error = explain(step::OPEN_BIND, "/.prorl/binds/0");
+        assert_eq!(error.to_string(), "failed to open bind source /one");
+        assert_eq!(explain(step::MOUNT, "it").to_string(), "failed to set up the sandbox at: mount it");
+        assert!(matches!(explain(step::EXECUTE_LAUNCHER, "it"), SandboxError::Program { .. }));
+    }
+}
