@@ -37,6 +37,8 @@ pub struct Facts {
     pub hello: Hello,
     /// Process id of the guest's outer process, a child of this process in a process group of its own.
     pub outer_pid: u32,
+    /// How long its start took, from its place among the starting to its hello.
+    pub start_time: Duration,
     /// Its own address, where it shares the host's network: unique on this machine until nothing of the sandbox is left.
     pub loopback: Option<Ipv4Addr>,
     /// Its own folder on the host, if it needed one. It is removed with the sandbox.

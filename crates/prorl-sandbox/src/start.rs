@@ -25,7 +25,7 @@ use tokio::{
     io::{AsyncWriteExt as _, Interest},
     net::UnixStream,
     process::Command,
-    time::timeout,
+    time::{Instant, timeout},
 };
 
 use crate::{
@@ -97,6 +97,7 @@ pub(crate) async fn start(
 ) -> Result<Sandbox, SandboxError> {
     // The time in this queue is not the guest's.
     let place = node.admit().await;
+    let begun = Instant::now();
     let claim = node.claim(kind.name)?;
     let lease = match spec.network {
         Network::None => None,
@@ -137,9 +138,16 @@ pub(crate) async fn start(
         let how = processes.collapse().await;
         return Err(error.unwrap_or(SandboxError::Ended { how }));
     }
+    let start_time = begun.elapsed();
     drop(place);
-    let facts =
-        Facts { runtime: kind.name, outer_pid: processes.outer_pid(), loopback, run_dir: processes.run_dir(), hello };
+    let facts = Facts {
+        runtime: kind.name,
+        outer_pid: processes.outer_pid(),
+        start_time,
+        loopback,
+        run_dir: processes.run_dir(),
+        hello,
+    };
     tracing::debug!(id = processes.id(), guest = facts.hello.host_pid, "sandbox stands");
     Ok(Sandbox::new(facts, channel, processes))
 }

@@ -12,6 +12,7 @@ use std::{
 
 use anyhow::{Context, bail};
 use prorl_guest::VERSION_FLAG;
+use prorl_sandbox::SingularityRuntime;
 use tokio::{
     io::AsyncReadExt,
     process::Command,
@@ -108,10 +109,26 @@ impl Tool {
         Self::found(&["bwrap"], args).await
     }
 
-    /// Apptainer as our Singularity runtime calls it, without our runtime.
-    pub(super) async fn apptainer(guest: &Path, image: &Path) -> anyhow::Result<Self> {
-        let mut args = words("--quiet exec --userns --containall --cleanenv --no-init --no-home --no-umask --pwd /");
-        args.extend(words("--net --network none --bind"));
+    /// Apptainer as our Singularity runtime calls it, without our runtime; where there is no such runtime, as others would.
+    pub(super) async fn apptainer(
+        folder: &Folder,
+        runtime: Option<&SingularityRuntime>,
+        image: &Path,
+    ) -> anyhow::Result<Self> {
+        let guest = folder.guest();
+        let mut args = words("--quiet");
+        if let Some(text) = runtime.and_then(SingularityRuntime::conf) {
+            let conf = folder.folder.path().join("launcher.conf");
+            fs::write(&conf, text)?;
+            args.extend(["--config".into(), conf.into()]);
+        }
+        args.push("exec".into());
+        match runtime {
+            Some(runtime) => args.extend(runtime.flags().into_iter().map(OsString::from)),
+            None => args
+                .extend(words("--userns --containall --cleanenv --no-init --no-home --no-umask --net --network none")),
+        }
+        args.extend(words("--pwd / --bind"));
         let mut bind = guest.as_os_str().to_owned();
         bind.push(":/.prorl/guest:ro");
         args.extend([bind, image.into(), "/.prorl/guest".into(), VERSION_FLAG.into()]);

@@ -51,6 +51,8 @@ pub(super) struct Burst {
     pub(super) total_ms: f64,
     /// Of each, from that moment to its hello, waiting for a place to start included.
     pub(super) start: Option<Spread>,
+    /// Of each, from its place among the starting to its hello.
+    pub(super) admitted_start: Option<Spread>,
 }
 
 /// Sandboxes alive at once.

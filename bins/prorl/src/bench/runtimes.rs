@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use prorl_sandbox::{Image, Runtime, SandboxSpec};
+use prorl_sandbox::{Image, Runtime, SandboxSpec, SingularityRuntime};
 
 use crate::sandboxes::{SandboxConfig, Sandboxes};
 
@@ -14,7 +14,7 @@ pub(super) struct Runtimes {
     /// Sandboxes of namespaces alone.
     pub(super) namespace: Arc<dyn Runtime>,
     /// Sandboxes of Apptainer, or why there are none.
-    pub(super) singularity: Result<Arc<dyn Runtime>, String>,
+    pub(super) singularity: Result<Arc<SingularityRuntime>, String>,
     sandboxes: Sandboxes,
 }
 
@@ -23,11 +23,7 @@ impl Runtimes {
     pub(super) fn make() -> anyhow::Result<Self> {
         let sandboxes = Sandboxes::open(SandboxConfig::default())?;
         let singularity = sandboxes.singularity().map_err(|error| format!("{error:#}"));
-        Ok(Self {
-            namespace: Arc::new(sandboxes.namespace()),
-            singularity: singularity.map(|runtime| Arc::new(runtime) as Arc<dyn Runtime>),
-            sandboxes,
-        })
+        Ok(Self { namespace: Arc::new(sandboxes.namespace()), singularity: singularity.map(Arc::new), sandboxes })
     }
 
     /// Describes the sandbox that is measured: what a handler gets by default.

@@ -106,7 +106,8 @@ async fn measure(args: &Args) -> anyhow::Result<Report> {
         Some(_) => Arc::from(["true".to_owned()]),
         None => Arc::from(["prorl-guest".to_owned(), VERSION_FLAG.to_owned()]),
     };
-    let apptainer = present("apptainer", Tool::apptainer(&folder.guest(), &directory).await);
+    let bare_apptainer = Tool::apptainer(&folder, runtimes.singularity.as_deref().ok(), &directory);
+    let apptainer = present("apptainer", bare_apptainer.await);
     let n_slow = args.n.div_ceil(SLOWER);
     let subject = match runtimes.singularity.clone() {
         Ok(runtime) => {
@@ -262,8 +263,9 @@ struct Started {
 async fn burst(subject: &Subject, n: usize) -> anyhow::Result<Burst> {
     let Started { sandboxes, times, failed } = subject.start_many(n).await;
     let total_ms = times.iter().max().copied().map_or(0.0, millis);
+    let admitted = sandboxes.iter().map(|sandbox| sandbox.facts().start_time).collect();
     shut_all(sandboxes).await?;
-    Ok(Burst { n, failed, total_ms, start: Spread::of(times) })
+    Ok(Burst { n, failed, total_ms, start: Spread::of(times), admitted_start: Spread::of(admitted) })
 }
 
 async fn alive(subject: &Subject, n: usize) -> anyhow::Result<Alive> {

@@ -39,7 +39,9 @@ impl Snapshot {
     }
 }
 
-/// Kills everything that is proven to be left of a sandbox and returns handles of what was killed, to wait by.
+/// Kills what is proven to be left of a sandbox and returns handles of what was killed, to wait by. To be called again until it
+/// finds nothing: what proves the others is killed only after a look that found no others, since one of them may have
+/// started another after it was looked for.
 ///
 /// # Errors
 /// When this process may open no more files, or cannot read `/proc`. Some may have been killed then, and the call repeated.
@@ -47,15 +49,16 @@ pub(crate) fn kill(record: &Record) -> io::Result<Vec<Handle>> {
     let Some((outer, reach)) = record.spawned else { return Ok(Vec::new()) };
     let inner = record.standing.as_ref().map(|standing| standing.inner);
     let mut found = Vec::new();
-    if let Some(inner) = inner {
-        found.extend(inner.open()?);
-    }
     if reach == Reach::Session {
-        found.extend(helpers(record, outer, inner)?);
+        found = helpers(record, outer, inner)?;
+        found.retain(|handle| !handle.has_ended());
     }
-    // Last, because it reaps the others if it can.
-    found.extend(outer.open()?);
-    found.retain(|handle| !handle.has_ended());
+    if found.is_empty() {
+        for process in inner.into_iter().chain([outer]) {
+            found.extend(process.open()?);
+        }
+        found.retain(|handle| !handle.has_ended());
+    }
     for handle in &found {
         handle.kill();
     }
@@ -184,10 +187,15 @@ mod tests {
     #[test]
     fn the_session_goes_with_its_outer_process() {
         let shell = Shell::start(&["setsid"]);
-        let killed = kill(&session(shell.process())).unwrap();
-        assert_eq!(killed.len(), 2);
+        let record = session(shell.process());
+        let killed = kill(&record).unwrap();
+        assert_eq!(killed.len(), 1);
         wait(killed);
         assert!(!shell.helper_lives());
+        // The one that proves the others goes last; the shell waits for its helper and may have ended by itself.
+        wait(kill(&record).unwrap());
+        assert!(kill(&record).unwrap().is_empty());
+        assert!(shell.process().open().unwrap().is_none_or(|handle| handle.has_ended()));
     }
 
     #[test]

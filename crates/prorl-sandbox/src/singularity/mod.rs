@@ -7,7 +7,7 @@ mod program;
 use std::{
     ffi::OsString,
     fs, io,
-    os::unix::fs::symlink,
+    os::unix::{ffi::OsStrExt as _, fs::symlink},
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -63,9 +63,10 @@ impl SingularityRuntime {
     /// some 20 ms.
     ///
     /// # Errors
-    /// [`SandboxError::Program`] when there is no such program, or when it is another; [`SandboxError::Invalid`] for a
-    /// sandbox user that would be root.
+    /// [`SandboxError::Program`] when there is no such program, or when it is another; [`SandboxError::Folder`] for a node whose
+    /// folder has a name that the program takes apart; [`SandboxError::Invalid`] for a sandbox user that would be root.
     pub fn new(node: Node, config: SingularityConfig) -> Result<Self, SandboxError> {
+        check_name(node.folder())?;
         let user = start::become_user(config.sandbox_user)?;
         let program = Program::find(config.program)?;
         let uid = user.map_or_else(|| geteuid().as_raw(), |user| user.uid);
@@ -80,6 +81,19 @@ impl SingularityRuntime {
     /// Returns what the program calls itself, such as `apptainer 1.4.5`.
     pub fn version(&self) -> &str {
         &self.program.version
+    }
+
+    /// Returns the configuration that the program is given in place of the site's, if it takes one.
+    pub fn conf(&self) -> Option<&str> {
+        self.program.conf.as_deref()
+    }
+
+    /// Returns the flags of the program's `exec` that sandboxes start with, less what differs from one to another. With
+    /// [`conf`](Self::conf), it is what the program alone has to be measured by.
+    pub fn flags(&self) -> Vec<&'static str> {
+        let mut flags = vec!["--userns", "--pid", "--cleanenv", "--no-init", "--no-home", "--no-umask"];
+        flags.extend(self.program.own_flags());
+        flags
     }
 
     /// Makes the sandbox's own folder: plain names for everything that the launcher is told of, so that no image and no
@@ -120,10 +134,8 @@ impl SingularityRuntime {
         if let Some(conf) = &furniture.conf {
             argv.extend(["--config".into(), conf.into()]);
         }
-        argv.extend(
-            ["exec", "--userns", "--pid", "--cleanenv", "--no-init", "--no-home", "--no-umask"].map(Into::into),
-        );
-        argv.extend(self.program.own_flags().iter().map(Into::into));
+        argv.push("exec".into());
+        argv.extend(self.flags().into_iter().map(Into::into));
         argv.extend(self.program.user_flags(users).iter().map(Into::into));
         for shown in &furniture.shown {
             argv.extend(["--bind".into(), shown.clone()]);
@@ -179,6 +191,21 @@ impl Runtime for SingularityRuntime {
         let setup = spec.to_setup(self.user)?;
         start::start(&self.node, KIND, spec, setup, |claim, setup| self.orders(spec, claim, setup)).await
     }
+}
+
+/// Refuses a folder that could not be named in an argument of `--bind`, which has its own meaning for some characters.
+fn check_name(folder: &Path) -> Result<(), SandboxError> {
+    let is_special = |byte: &u8| b":,\"'\\".contains(byte) || byte.is_ascii_control();
+    if !folder.as_os_str().as_bytes().iter().any(is_special) {
+        return Ok(());
+    }
+    Err(SandboxError::Folder {
+        path: folder.to_owned(),
+        problem: "has a character in its name that Apptainer takes apart (: , \" ' \\ or a control character)"
+            .to_owned(),
+        advice: "choose another folder for the node, by TMPDIR for instance".to_owned(),
+        source: io::ErrorKind::InvalidFilename.into(),
+    })
 }
 
 /// What a sandbox's own folder holds, and what of the host the launcher is to show.

@@ -5,6 +5,7 @@ mod contract;
 mod fakeroot;
 mod life;
 mod refusals;
+mod scale;
 mod singularity;
 mod support;
 mod walls;

@@ -11,7 +11,7 @@ use std::{
 
 use prorl_core::FailureClass;
 use prorl_sandbox::{
-    Image, LauncherFault, NamespaceConfig, NamespaceRuntime, Runtime as _, SandboxError, SandboxSpec,
+    Image, LauncherFault, NamespaceConfig, NamespaceRuntime, Node, NodeConfig, Runtime as _, SandboxError, SandboxSpec,
     SingularityConfig, SingularityRuntime,
 };
 use rustix::process::Signal;
@@ -194,6 +194,17 @@ async fn images_that_a_runtime_cannot_take_are_refused_with_advice() {
 
 fn of_program(program: PathBuf) -> Result<SingularityRuntime, SandboxError> {
     SingularityRuntime::new(node(), SingularityConfig { program: Some(program), ..SingularityConfig::default() })
+}
+
+#[test]
+fn a_node_whose_name_the_launcher_would_take_apart_is_refused_by_name() {
+    for name in ["with:colon", "with,comma", "with\"quote", "with\nnewline"] {
+        let temp = tempfile::tempdir().unwrap();
+        let dir = temp.path().join(name);
+        let node = Node::open(NodeConfig { dir: dir.clone(), ..NodeConfig::new(spec().guest) }).unwrap();
+        let error = SingularityRuntime::new(node, SingularityConfig::default()).unwrap_err();
+        assert!(matches!(&error, SandboxError::Folder { path, .. } if path.starts_with(&dir)), "{error}");
+    }
 }
 
 #[test]
