@@ -4,7 +4,7 @@
 
 mod support;
 
-use std::{fs, path::Path, process::Stdio};
+use std::{fs, os::unix::fs::PermissionsExt as _, path::Path, process::Stdio};
 
 use prorl_llm::mock::MockLlm;
 use serde_json::{Value, json};
@@ -96,10 +96,13 @@ async fn what_cannot_be_had_is_refused_by_name() {
     fs::write(&packed, "").unwrap();
     let missing = folder.path().join("missing");
     let mock = policy().await;
-    let serve = Serve::in_open_folder(&["--apptainer", "/nonexistent/apptainer"], &mock).await;
+    let serve = Serve::without_programs(&mock).await;
     for (request, field, part) in [
-        (job("singularity", Some(folder.path())), "instance.runtime", "/nonexistent/apptainer"),
-        (job("auto", Some(&packed)), "instance.runtime", "/nonexistent/apptainer"),
+        (job("singularity", Some(folder.path())), "instance.runtime", "no singularity runtime"),
+        (job("auto", Some(&packed)), "instance.runtime", "no singularity runtime"),
+        (job("singularity", Some(Path::new("host"))), "instance.image", "no image of its own"),
+        (job("auto", Some(Path::new("docker://debian"))), "instance.image", "build or pull it first"),
+        (job("auto", Some(Path::new(""))), "instance.image", "empty"),
         (job("namespace", Some(&packed)), "instance.image", "singularity"),
         (job("singularity", None), "instance.image", "no image of its own"),
         (job("auto", Some(&missing)), "instance.image", "missing"),
@@ -109,8 +112,22 @@ async fn what_cannot_be_had_is_refused_by_name() {
         let detail = refused["detail"].as_str().unwrap();
         assert!(detail.contains(field) && detail.contains(part), "{detail}");
     }
-    let (_, result) = serve.post("/process", &job("auto", None)).await;
-    assert_eq!(result["reward"], 1.0, "{result}");
+    let (_, result) = serve.post("/process", &job("auto", Some(Path::new("host")))).await;
+    assert_eq!((&result["reward"], &result["image"]), (&json!(1.0), &json!("host")), "{result}");
+    serve.stop().await;
+    mock.shutdown().await.unwrap();
+}
+
+#[tokio::test]
+async fn an_image_without_what_a_tool_needs_is_warned_of() {
+    let unpacked = image::image();
+    let mock = policy().await;
+    let serve = Serve::in_open_folder(&[], &mock).await;
+    let mut request = job("auto", Some(unpacked.path()));
+    request["instance"]["tools"] = json!(["execute_bash", "execute_ipython_cell", "finish"]);
+    let (_, result) = serve.post("/process", &request).await;
+    let warnings = result["warnings"].to_string();
+    assert!(warnings.contains("has no python3") && !warnings.contains("has no bash"), "{result}");
     serve.stop().await;
     mock.shutdown().await.unwrap();
 }
@@ -120,15 +137,33 @@ async fn a_server_that_cannot_do_as_told_says_so_and_ends() {
     let folder = image::open_temp();
     let file = folder.path().join("file");
     fs::write(&file, "").unwrap();
-    for (args, code, part) in [
+    let empty = folder.path().join("empty");
+    fs::create_dir(&empty).unwrap();
+    fs::set_permissions(&empty, fs::Permissions::from_mode(0)).unwrap();
+    let long = format!("unix:/{}", "x".repeat(107));
+    let mut cases = vec![
+        (vec!["--apptainer", "/nonexistent/apptainer"], 1, "/nonexistent/apptainer"),
         (vec!["--runtime", "singularity", "--apptainer", "/nonexistent/apptainer"], 1, "/nonexistent/apptainer"),
+        (vec!["--runtime", "namespace", "--image", file.to_str().unwrap()], 2, "packed image"),
+        // Closed to the sandboxes' user, whoever starts them.
+        (vec!["--image", empty.to_str().unwrap()], 1, empty.to_str().unwrap()),
+        (vec!["--listen", &long], 2, "108 bytes"),
         (vec!["--run-dir", file.to_str().unwrap()], 1, file.to_str().unwrap()),
         (vec!["--image", "/nonexistent/image"], 2, "/nonexistent/image"),
         (vec!["--max-starting", "0"], 2, "max_starting"),
         (vec!["--runtime", "docker"], 2, "docker"),
-    ] {
+    ];
+    if image::has_apptainer() {
+        cases.push((vec!["--image", file.to_str().unwrap()], 1, file.to_str().unwrap()));
+    }
+    if !nix::unistd::geteuid().is_root() {
+        cases.push((vec!["--sandbox-user", "5"], 2, "sandbox_user"));
+    }
+    for (args, code, part) in cases {
+        let listen = if args[0] == "--listen" { &[][..] } else { &["--listen", "127.0.0.1:0"] };
         let output = Command::new(prorl())
-            .args(["serve", "--listen", "127.0.0.1:0"])
+            .arg("serve")
+            .args(listen)
             .args(&args)
             .env("TMPDIR", folder.path())
             .stdin(Stdio::null())
@@ -140,6 +175,7 @@ async fn a_server_that_cannot_do_as_told_says_so_and_ends() {
         assert_eq!(output.status.code(), Some(code), "{args:?}: {said}");
         assert!(said.contains(part), "{args:?}: {said}");
     }
-    let left: Vec<_> = fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
-    assert_eq!(left, ["file"]);
+    let mut left: Vec<_> = fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    left.sort();
+    assert_eq!(left, ["empty", "file"]);
 }

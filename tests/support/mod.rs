@@ -54,15 +54,16 @@ pub(crate) struct Serve {
 
 impl Serve {
     pub(crate) async fn start(args: &[&str]) -> Self {
-        Self::start_in(tempfile::tempdir().unwrap(), args).await
+        Self::start_in(tempfile::tempdir().unwrap(), args, &[]).await
     }
 
-    async fn start_in(temp: tempfile::TempDir, args: &[&str]) -> Self {
+    async fn start_in(temp: tempfile::TempDir, args: &[&str], env: &[(&str, &str)]) -> Self {
         let mut child = Command::new(prorl())
             .args(["serve", "--listen", "127.0.0.1:0"])
             .args(args)
             .env("TMPDIR", temp.path())
             .env_remove("PRORL_TOKEN")
+            .envs(env.iter().copied())
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .kill_on_drop(true)
@@ -82,7 +83,12 @@ impl Serve {
 
     /// The same in a temporary folder that every user may pass, as the sandbox user of a server of root has to.
     pub(crate) async fn in_open_folder(args: &[&str], mock: &MockLlm) -> Self {
-        Self::start_in(image::open_temp(), args).await.using(mock).await
+        Self::start_in(image::open_temp(), args, &[]).await.using(mock).await
+    }
+
+    /// A server that finds no program along its search path.
+    pub(crate) async fn without_programs(mock: &MockLlm) -> Self {
+        Self::start_in(image::open_temp(), &[], &[("PATH", "/nonexistent")]).await.using(mock).await
     }
 
     async fn using(self, mock: &MockLlm) -> Self {

@@ -57,14 +57,13 @@ impl Sandboxes {
         Ok(SingularityRuntime::new(self.node.clone(), config)?)
     }
 
-    /// Makes both, for jobs that choose. That Singularity is missing is told to the jobs that need it, or at once where the
-    /// server was asked to prefer it.
+    /// Makes both, for jobs that choose. That Singularity is missing is told to the jobs that need it, or at once where it was
+    /// asked for.
     pub(crate) fn runtimes(&self, preferred: RuntimeChoice, image: Option<PathBuf>) -> anyhow::Result<Runtimes> {
         let namespace: Arc<dyn Runtime> = Arc::new(self.namespace());
+        let is_asked_for = preferred == RuntimeChoice::Singularity || self.config.apptainer.is_some();
         let singularity = match self.singularity() {
-            Err(error) if preferred == RuntimeChoice::Singularity => {
-                return Err(error.context("the singularity runtime cannot be used"));
-            }
+            Err(error) if is_asked_for => return Err(error.context("the singularity runtime cannot be used")),
             Err(error) => Err(format!("this server has no singularity runtime: {error:#}")),
             Ok(runtime) => Ok(Arc::new(runtime) as Arc<dyn Runtime>),
         };

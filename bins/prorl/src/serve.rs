@@ -1,11 +1,17 @@
 //! `prorl serve`.
 
-use std::{num::NonZeroUsize, path::PathBuf, process::ExitCode, time::Duration};
+use std::{
+    num::NonZeroUsize,
+    path::{Path, PathBuf},
+    process::ExitCode,
+    time::Duration,
+};
 
 use anyhow::{Context, bail};
 use clap::{ArgMatches, builder::BoolishValueParser};
 use futures_util::future::try_join_all;
-use prorl_agents::{CallLimits, PathPolicy};
+use nix::unistd::geteuid;
+use prorl_agents::{CallLimits, PathPolicy, runtimes::HOST_IMAGE};
 use prorl_core::{
     Secret,
     request::{InputIds, RuntimeChoice},
@@ -73,7 +79,7 @@ pub(crate) struct Args {
     /// What `input_ids` of an assistant message holds: delta, full or none [default: delta].
     #[arg(long, env = "PRORL_INPUT_IDS", value_parser = ["delta", "full", "none"])]
     input_ids: Option<String>,
-    /// Kind of sandbox of instances that ask for none; auto takes singularity for packed images [default: auto].
+    /// Kind of sandbox of instances that say `auto` or nothing; auto takes singularity for packed images [default: auto].
     #[arg(long, env = "PRORL_RUNTIME", value_parser = ["auto", "namespace", "singularity"])]
     runtime: Option<String>,
     /// Image of instances that name none: an unpacked folder, a .sif or a squashfs [default: the host's own programs].
@@ -88,7 +94,8 @@ pub(crate) struct Args {
     /// Sandboxes that may start at the same time [default: twice the processors, 4 at least].
     #[arg(long, env = "PRORL_MAX_STARTING", value_name = "N")]
     max_starting: Option<usize>,
-    /// Number of the host user that sandboxes are mapped to when started by root [default: that of nobody].
+    /// Number of the host user that sandboxes are mapped to; for root only. Apptainer needs one that /etc/passwd knows
+    /// [default: that of nobody].
     #[arg(long, env = "PRORL_SANDBOX_USER", value_name = "UID")]
     sandbox_user: Option<u32>,
     /// Tokenizer folder of the policy [default: the built-in small one, which fits mock-llm only].
@@ -97,7 +104,7 @@ pub(crate) struct Args {
     /// Folder below which requests may name tokenizers and images; may be given again.
     #[arg(long, env = "PRORL_ALLOW_PATH", value_name = "DIR", value_delimiter = ':')]
     allow_path: Option<Vec<PathBuf>>,
-    /// Let an instance ask for the host's network.
+    /// Let an instance ask for the host's network; needs a token or a unix listener.
     #[arg(long, env = "PRORL_ALLOW_HOST_NETWORK", num_args = 0..=1, default_missing_value = "true", value_parser = BoolishValueParser::new())]
     allow_host_network: Option<bool>,
     /// LLM server to add at start; may be given again.
@@ -209,7 +216,7 @@ fn settle(args: Args, given: &ArgMatches) -> anyhow::Result<Settings> {
         "singularity" => RuntimeChoice::Singularity,
         other => bail!("runtime: expected auto, namespace or singularity, found {other}"),
     };
-    let image = match layers.optional("image", args.image)? {
+    let image = match layers.optional("image", args.image)?.filter(|image| image != Path::new(HOST_IMAGE)) {
         Some(path) => Some(path.canonicalize().with_context(|| format!("image: {} cannot be opened", path.display()))?),
         None if runtime == RuntimeChoice::Singularity => {
             tracing::warn!(
@@ -219,11 +226,20 @@ fn settle(args: Args, given: &ArgMatches) -> anyhow::Result<Settings> {
         }
         None => None,
     };
+    if runtime == RuntimeChoice::Namespace && image.as_ref().is_some_and(|image| image.is_file()) {
+        bail!(
+            "image: the namespace runtime takes an unpacked folder; a packed image needs --runtime auto or singularity"
+        );
+    }
+    let sandbox_user = layers.optional("sandbox_user", args.sandbox_user)?;
+    if sandbox_user.is_some() && !geteuid().is_root() {
+        bail!("sandbox_user: only root can choose another user than itself for sandboxes");
+    }
     let max_starting = layers.optional("max_starting", args.max_starting)?;
     let max_starting = max_starting.map(|number| above_zero("max_starting", number)).transpose()?;
     let sandboxes = SandboxConfig {
         run_dir: layers.optional("run_dir", args.run_dir)?,
-        user: layers.optional("sandbox_user", args.sandbox_user)?,
+        user: sandbox_user,
         apptainer: layers.optional("apptainer", args.apptainer)?,
         max_starting: max_starting.and_then(NonZeroUsize::new),
     };

@@ -7,13 +7,14 @@ use std::{
 };
 
 use anyhow::Context;
-use prorl_agents::{CallLimits, Environment, Math, PathPolicy};
+use prorl_agents::{CallLimits, Environment, Math, PathPolicy, Runtimes};
 use prorl_core::request::RuntimeChoice;
 use prorl_llm::{
     pool::{Pool, PoolConfig},
     tokenizer::ChatTokenizer,
 };
 use prorl_pipeline::{Pipeline, PipelineConfig, Registry};
+use prorl_sandbox::SandboxSpec;
 use prorl_server::{Listen, Server, ServerConfig};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -22,6 +23,9 @@ use crate::sandboxes::{SandboxConfig, Sandboxes};
 
 /// How long the last jobs may take to end once the server has stopped.
 const CLOSE_LIMIT: Duration = Duration::from_secs(30);
+
+/// How long the sandbox of a trial may take to end by itself.
+const TRIAL_GRACE: Duration = Duration::from_secs(2);
 
 /// Everything that a service is made of.
 pub(crate) struct Parts {
@@ -58,11 +62,22 @@ pub(crate) fn tokenizer(folder: Option<&Path>) -> anyhow::Result<ChatTokenizer> 
     }
 }
 
+/// Starts and ends one sandbox as instances get it that ask for nothing, so that a server with which no job could run says so
+/// at once. A server whose instances have to name an image has nothing to try.
+async fn try_out(runtimes: &Runtimes, guest: &Path) -> anyhow::Result<()> {
+    let Ok((runtime, image)) = runtimes.choose(RuntimeChoice::Auto, None) else { return Ok(()) };
+    let failed = || format!("no sandbox of the {} runtime can be started here (see `prorl doctor`)", runtime.name());
+    let spec = SandboxSpec { image, ..SandboxSpec::new(guest) };
+    let sandbox = runtime.start(&spec).await.with_context(failed)?;
+    sandbox.shutdown(TRIAL_GRACE).await.with_context(failed)
+}
+
 impl Service {
     /// Builds the service and starts listening; jobs are taken after [`Pipeline::start`].
     pub(crate) async fn start(listen: Listen, parts: Parts) -> anyhow::Result<Self> {
         let sandboxes = Sandboxes::open(parts.sandboxes)?;
         let runtimes = sandboxes.runtimes(parts.runtime, parts.image)?;
+        try_out(&runtimes, sandboxes.guest.path()).await?;
         let pool = Pool::new(parts.pool);
         let mut env = Environment::new(runtimes, sandboxes.guest.path(), pool.clone(), parts.tokenizer);
         (env.paths, env.limits) = (parts.paths, parts.limits);

@@ -13,7 +13,7 @@ use prorl_pipeline::{JobContext, StageError};
 use prorl_sandbox::{Image, Network, Runtime, SandboxSpec};
 use tokio::sync::OnceCell;
 
-use crate::Runtimes;
+use crate::{Runtimes, runtimes::HOST_IMAGE};
 
 /// Which paths a request may name.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -143,8 +143,16 @@ impl Environment {
 
     /// Returns the runtime and the image for an instance.
     fn choose(&self, common: &CommonFields) -> Result<(&Arc<dyn Runtime>, Image), Malformed> {
-        let named = common.image.as_ref().map(|image| self.paths.check(Path::new(image)));
-        let named = named.transpose().map_err(|why| Malformed::new("instance.image", why))?;
+        let check = |image: &String| match image.as_str() {
+            HOST_IMAGE => Ok(PathBuf::from(HOST_IMAGE)),
+            "" => Err("expected a path or \"host\", found an empty text".to_owned()),
+            url if url.contains("://") => Err(format!(
+                "expected the path of an unpacked folder, a .sif or a squashfs, found {url}: build or pull it first"
+            )),
+            path => self.paths.check(Path::new(path)),
+        };
+        let named = common.image.as_ref().map(check).transpose();
+        let named = named.map_err(|why| Malformed::new("instance.image", why))?;
         self.runtimes.choose(common.runtime, named.as_deref())
     }
 

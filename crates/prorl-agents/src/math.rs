@@ -90,11 +90,19 @@ impl AgentHandler for Math {
         self.env.tokenizer(job).await?;
         let sandbox = AgentSandbox::start(&self.env, job).await?;
         let image = job.instance().common().ok().and_then(|common| common.image);
-        Ok(Prepared {
-            sandbox: Some(sandbox as Arc<dyn SandboxHandle>),
-            image: image.unwrap_or_else(|| self.env.runtimes.default_image()),
-            ..Prepared::default()
-        })
+        let image = image.unwrap_or_else(|| self.env.runtimes.default_image());
+        // Not a failure, since the policy is told by the tool; but whoever chose the image should know.
+        let hello = &sandbox.facts().hello;
+        let offered = toolbox(job.instance()).map_err(|err| StageError::new(FailureClass::Handler, &err))?;
+        for (tool, program, is_there) in [
+            ("execute_ipython_cell", "python3", hello.python.is_some()),
+            ("execute_bash", "bash", hello.bash.is_some()),
+        ] {
+            if !is_there && offered.names().any(|name| name == tool) {
+                job.warn(format!("image {image} has no {program}, which {tool} needs"));
+            }
+        }
+        Ok(Prepared { sandbox: Some(sandbox as Arc<dyn SandboxHandle>), image, ..Prepared::default() })
     }
 
     async fn before_run(&self, _job: &JobContext) -> Result<(), StageError> {

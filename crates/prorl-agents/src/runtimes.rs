@@ -8,6 +8,9 @@ use std::{
 use prorl_core::{Malformed, request::RuntimeChoice};
 use prorl_sandbox::{Image, Runtime};
 
+/// What an instance calls the host's own programs by, where it could also name an image.
+pub const HOST_IMAGE: &str = "host";
+
 /// The runtimes of one server, and how a job gets one of them.
 ///
 /// What the instance asks for comes first, then what the server prefers. Where both say `auto`, a packed image (`.sif`,
@@ -56,11 +59,11 @@ impl Runtimes {
 
     /// Returns what instances that name no image get, as results name it: a path, or `host`.
     pub fn default_image(&self) -> String {
-        self.default_image.as_ref().map_or_else(|| "host".to_owned(), |image| image.display().to_string())
+        self.default_image.as_ref().map_or_else(|| HOST_IMAGE.to_owned(), |image| image.display().to_string())
     }
 
     /// Returns the runtime and the image for an instance. `image` is the one it names, already checked to be one that it
-    /// may name.
+    /// may name: a resolved path, or [`HOST_IMAGE`].
     ///
     /// # Errors
     /// Names the field of the instance that cannot be had, and why.
@@ -68,6 +71,7 @@ impl Runtimes {
         let refused = |field: &str, why: String| Err(Malformed::new(format!("instance.{field}"), why));
         let image = match image.or(self.default_image.as_deref()) {
             None => Image::Host,
+            Some(path) if path == Path::new(HOST_IMAGE) => Image::Host,
             Some(path) if path.is_dir() => Image::Directory(path.to_owned()),
             Some(path) if path.is_file() => Image::File(path.to_owned()),
             Some(path) => {
@@ -141,6 +145,7 @@ mod tests {
             (Singularity, Namespace, none, Ok("namespace")),
             (Namespace, Auto, packed, Err("instance.image")),
             (Namespace, Singularity, packed, Ok("singularity")),
+            (Auto, Auto, Some(Path::new(HOST_IMAGE)), Ok("namespace")),
         ] {
             let runtimes = runtimes().preferring(preferred);
             let chosen = runtimes.choose(asked, image).map(|(runtime, _)| runtime.name().to_owned());
@@ -163,5 +168,7 @@ mod tests {
         let default = runtimes.with_default_image(Some(folder.path().to_owned()));
         let (_, image) = default.choose(RuntimeChoice::Auto, None).unwrap();
         assert_eq!(image, Image::Directory(folder.path().to_owned()));
+        let (_, image) = default.choose(RuntimeChoice::Auto, Some(Path::new(HOST_IMAGE))).unwrap();
+        assert_eq!(image, Image::Host);
     }
 }

@@ -5,7 +5,7 @@ use std::{any::Any, sync::Arc, time::Duration};
 use async_trait::async_trait;
 use prorl_core::{FailureClass, SandboxHandle};
 use prorl_pipeline::{JobContext, Prepared, StageError};
-use prorl_sandbox::Sandbox;
+use prorl_sandbox::{Facts, Sandbox};
 use prorl_tools::host::ToolClient;
 
 use crate::Environment;
@@ -61,6 +61,11 @@ impl AgentSandbox {
                 Err(StageError::text(FailureClass::Sandbox, format!("sandbox {} died", self.sandbox.id())))
             }
         }
+    }
+
+    /// Returns what is known of the sandbox.
+    pub fn facts(&self) -> &Facts {
+        self.sandbox.facts()
     }
 
     /// Returns the client of the tools inside.

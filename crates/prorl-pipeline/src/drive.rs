@@ -455,7 +455,11 @@ fn draft(context: &JobContext, attempt: &mut Attempt) -> JobResult {
         critical_error,
         warnings,
         attempt: context.attempt(),
-        image: attempt.prepared.as_ref().map_or_else(String::new, |prepared| prepared.image.clone()),
+        image: match &attempt.prepared {
+            Some(prepared) => prepared.image.clone(),
+            // Init came to nothing, so that all there is to tell is what was asked for.
+            None => context.instance().common().ok().and_then(|common| common.image).unwrap_or_default(),
+        },
         ..JobResult::empty(context.id().clone(), context.job().data_source.clone(), outcome)
     };
     if let Some(run) = attempt.run.take().map(Arc::unwrap_or_clone) {

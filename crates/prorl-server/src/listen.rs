@@ -48,10 +48,25 @@ pub enum Listen {
     Unix(PathBuf),
 }
 
+/// The longest path that a socket file can have, in bytes: the kernel's 108 with the NUL at the end.
+const MAX_SOCKET_PATH_BYTES: usize = 107;
+
 /// A text that names no place to listen.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no place to listen: expected ADDR:PORT (such as 127.0.0.1:8006 or [::1]:8006) or unix:PATH")]
-pub struct InvalidListen(String);
+#[non_exhaustive]
+pub enum InvalidListen {
+    /// Neither an address nor a socket file.
+    #[error("{0:?} is no place to listen: expected ADDR:PORT (such as 127.0.0.1:8006 or [::1]:8006) or unix:PATH")]
+    Unknown(String),
+    /// A socket file that the kernel could not name.
+    #[error("the socket path {path} has {len} bytes: expected at most 107")]
+    LongPath {
+        /// The path.
+        path: String,
+        /// Its length, in bytes.
+        len: usize,
+    },
+}
 
 impl Default for Listen {
     fn default() -> Self {
@@ -63,9 +78,13 @@ impl FromStr for Listen {
     type Err = InvalidListen;
 
     fn from_str(text: &str) -> Result<Self, InvalidListen> {
-        let invalid = || InvalidListen(text.to_owned());
+        let invalid = || InvalidListen::Unknown(text.to_owned());
         if let Some(path) = text.strip_prefix("unix:") {
-            return if path.is_empty() { Err(invalid()) } else { Ok(Self::Unix(path.into())) };
+            return match path.len() {
+                0 => Err(invalid()),
+                len if len > MAX_SOCKET_PATH_BYTES => Err(InvalidListen::LongPath { path: path.to_owned(), len }),
+                _ => Ok(Self::Unix(path.into())),
+            };
         }
         let numeric = match text.strip_prefix("localhost:") {
             Some(port) => format!("{}:{port}", Ipv4Addr::LOCALHOST),
