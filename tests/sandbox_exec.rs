@@ -6,15 +6,19 @@ mod support;
 
 use std::{
     collections::BTreeSet,
+    ffi::OsStr,
     fs::File,
     io::{Read, Write},
-    os::{fd::OwnedFd, unix::process::ExitStatusExt},
+    os::{
+        fd::OwnedFd,
+        unix::{ffi::OsStrExt, process::ExitStatusExt},
+    },
     path::Path,
     process::{Output, Stdio},
     time::Duration,
 };
 
-use nix::{pty::openpty, sys::signal::Signal};
+use nix::{pty::openpty, sys::signal::Signal, unistd::geteuid};
 use rustix::termios::{LocalModes, Winsize, tcgetattr, tcsetwinsize};
 use support::{Process, alive, descendants, gone, prorl, signal};
 use tokio::{
@@ -217,7 +221,6 @@ async fn failures_are_one_and_wrong_usage_is_two() {
         (&["host", "--", "nosuch-program"][..], "cannot run nosuch-program: No such file or directory"),
         (&["--workdir", "/nowhere", "host", "--", "true"], "cannot enter /nowhere"),
         (&["/nonexistent/image", "--", "true"], "/nonexistent/image"),
-        (&["--runtime", "namespace", "/etc/passwd", "--", "true"], "the namespace runtime mounts no image files"),
         (&["--apptainer", "/nonexistent/apptainer", "/etc/passwd", "--", "true"], "/nonexistent/apptainer"),
         (&["--bind", "/nonexistent/source:/x", "host", "--", "true"], "/nonexistent/source"),
         (&["--timeout", "0.2", "host", "--", "sleep", "1000"], "killed after 200ms"),
@@ -240,11 +243,50 @@ async fn failures_are_one_and_wrong_usage_is_two() {
         &["--tmp-mb", "99999999999999999", "host"],
         &["--hostname", "a b", "host"],
         &["--fly", "host"],
+        &["", "--", "true"],
+        &["--workdir", "", "host"],
     ] {
         let out = run(args).await;
         assert_eq!(out.status.code(), Some(2), "{args:?}: {}", text(&out.stderr));
         assert!(!text(&out.stderr).contains("s3cret"));
     }
+}
+
+#[tokio::test]
+async fn wrong_usage_is_named_whoever_finds_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let variables = folder.path().join("env");
+    std::fs::write(&variables, b"A=1\nB=s3cret\xff\n").unwrap();
+    let bytes = OsStr::from_bytes;
+    let mut cases: Vec<(Vec<&OsStr>, &str)> = vec![
+        (vec![bytes(b"--env"), bytes(b"A=s3cret\xff"), bytes(b"host")], "--env: the value of A is not UTF-8"),
+        (vec![bytes(b"--env"), bytes(b"A\nB=s3cret"), bytes(b"host")], "--env: the name \"A\\nB\" holds a line break"),
+        (vec![bytes(b"--env-file"), variables.as_os_str(), bytes(b"host")], "line 2: the value of B is not UTF-8"),
+        (vec![bytes(b"--hostname"), bytes(b"h\xff"), bytes(b"host")], "--hostname: \"h\\xff\" is not UTF-8"),
+        (vec![bytes(b"host"), bytes(b"--"), bytes(b"true"), bytes(b"\xff")], "CMD, word 2: \"\\xff\" is not UTF-8"),
+        (vec![bytes(b"--timeout"), bytes(b"1e30"), bytes(b"host")], "above 0 and at most 3153600000, found 1e30"),
+        (vec![bytes(b"docker://debian")], "docker://debian: images are pulled or built first"),
+        (vec![bytes(b"--runtime=namespace"), bytes(b"/etc/passwd")], "the namespace runtime mounts no image files"),
+    ];
+    let user = if geteuid().is_root() { "0:0 would be root on the host" } else { "only root can choose another user" };
+    cases.push((vec![bytes(b"--sandbox-user=0"), bytes(b"host")], user));
+    let has_apptainer = ["apptainer", "singularity"].iter().any(|name| on_path(name));
+    if has_apptainer {
+        cases.push((vec![bytes(b"--sandbox-user=0"), bytes(b"--runtime=singularity"), bytes(b"/etc/passwd")], user));
+        cases.push((vec![bytes(b"--runtime=singularity"), bytes(b"host")], "the singularity runtime has no image"));
+    } else {
+        support::note("wrong_usage_is_named_whoever_finds_it: there is no Apptainer, so its runtime is left out");
+    }
+    for (args, word) in cases {
+        let out = timeout(LONG, exec(&[]).args(&args).output()).await.unwrap().unwrap();
+        let said = text(&out.stderr);
+        assert_eq!(out.status.code(), Some(2), "{args:?}: {said}");
+        assert!(said.starts_with("error: ") && said.contains(word) && !said.contains("s3cret"), "{args:?}: {said}");
+    }
+}
+
+fn on_path(name: &str) -> bool {
+    std::env::split_paths(&std::env::var_os("PATH").unwrap_or_default()).any(|folder| folder.join(name).is_file())
 }
 
 #[tokio::test]
@@ -449,6 +491,35 @@ async fn a_terminal_is_given_when_it_is_there_or_asked_for() {
     lines.sort_unstable();
     assert_eq!(lines, ["24 80", "typed", "typed"], "{said:?}");
     assert_eq!((out.status.code(), text(&out.stderr).as_str()), (Some(0), ""));
+}
+
+#[tokio::test]
+async fn the_end_of_a_pipe_is_typed_until_it_is_seen() {
+    // Both take the line editing over from the kernel, in whose hands the end may be by then.
+    for (program, typed, expected) in [
+        ("python3", "print(6 * 7)\n", "42\r\n"),
+        ("bash", "echo $((6 * 7))\n", "42\r\n"),
+        ("bash", "echo 4''2", "42\r\n"),
+    ] {
+        for _ in 0..5 {
+            let out = run_with(&mut exec(&["-t", "host", "--", program]), typed.as_bytes()).await;
+            let said = text(&out.stdout);
+            assert!(out.status.code() == Some(0) && said.contains(expected), "{program}: {said:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_image_without_a_shell_is_named() {
+    let image = tempfile::tempdir().unwrap();
+    std::fs::create_dir(image.path().join("bin")).unwrap();
+    let open = std::process::Command::new("chmod").arg("-R").arg("a+rX").arg(image.path()).status().unwrap();
+    assert!(open.success());
+    let path = image.path().to_str().unwrap();
+    let out = run(&[path]).await;
+    let said = text(&out.stderr);
+    assert_eq!(out.status.code(), Some(1));
+    assert!(said.starts_with(&format!("error: image {path} has no bash and no sh")), "{said}");
 }
 
 #[tokio::test]

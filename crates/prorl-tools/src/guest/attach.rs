@@ -4,7 +4,6 @@
 //! given credit for, so that a host that does not read holds up the program as a full pipe would, and nobody else.
 
 use std::{
-    collections::VecDeque,
     io,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     process::Stdio,
@@ -12,7 +11,6 @@ use std::{
 };
 
 use nix::{
-    errno::Errno,
     fcntl::OFlag,
     poll::PollFlags,
     sys::signal::{Signal, kill},
@@ -22,17 +20,15 @@ use nix::{
 use super::{
     clock::{after, now},
     exec::{command, end},
+    feed::{self, Feed},
     post::{Mail, Mailbox, Post},
     pty,
     reaper::Process,
     serve::Shared,
     sys,
-    wait::{Read, read, set_nonblocking, wait},
+    wait::{Read, earlier, read, set_nonblocking, wait},
 };
 use crate::wire::{Answer, Attach, AttachAnswer, GuestFrame, Request, Steer, Stream, WindowSize};
-
-/// Bytes of input that the host may send ahead of the program.
-const INPUT_WINDOW_BYTES: u64 = 256 * 1024;
 
 /// Bytes of one frame of output.
 const PIECE_BYTES: usize = 64 * 1024;
@@ -51,7 +47,7 @@ pub(super) fn run(shared: &Arc<Shared>, mailbox: &Mailbox, id: u64, timeout_ms: 
         }
     };
     let post = &shared.post;
-    post.send(&GuestFrame::Credit { id, bytes: INPUT_WINDOW_BYTES });
+    post.send(&GuestFrame::Credit { id, bytes: feed::WINDOW_BYTES });
     let mut until = Some(after(begun, timeout_ms));
     let mut timed_out = false;
     let mut ended = None;
@@ -65,7 +61,7 @@ pub(super) fn run(shared: &Arc<Shared>, mailbox: &Mailbox, id: u64, timeout_ms: 
                 attached.taps[1].wanted(),
                 ended.is_none().then(|| (attached.process.ended(), PollFlags::POLLIN)),
             ],
-            until,
+            earlier(until, attached.feed.due()),
         );
         let mut is_cancelled = false;
         if has_mail {
@@ -90,6 +86,7 @@ pub(super) fn run(shared: &Arc<Shared>, mailbox: &Mailbox, id: u64, timeout_ms: 
         if may_write {
             attached.feed.pump(post, id);
         }
+        attached.feed.type_end();
         for (tap, has_output) in attached.taps.iter_mut().zip([has_out, has_err]) {
             if has_output {
                 tap.pump(post, id, &mut buffer);
@@ -110,74 +107,6 @@ pub(super) fn run(shared: &Arc<Shared>, mailbox: &Mailbox, id: u64, timeout_ms: 
         }
     };
     post.done(id, Answer::Attach(AttachAnswer { status, timed_out }));
-}
-
-/// What the program reads.
-#[derive(Default)]
-struct Feed {
-    to: Option<OwnedFd>,
-    /// What the host has sent and the program has not taken.
-    bytes: VecDeque<u8>,
-    /// Whether nothing comes after that.
-    is_ending: bool,
-    /// Whether the last byte ended a line.
-    is_inside_line: bool,
-    /// Bytes taken that the host has not been given credit for.
-    owed: u64,
-}
-
-impl Feed {
-    fn new(to: OwnedFd) -> Self {
-        Self { to: Some(to), ..Self::default() }
-    }
-
-    /// Returns what to wait for, if there is something to write.
-    fn wanted(&self) -> Option<(BorrowedFd<'_>, PollFlags)> {
-        self.to.as_ref().filter(|_| !self.bytes.is_empty()).map(|to| (to.as_fd(), PollFlags::POLLOUT))
-    }
-
-    fn push(&mut self, bytes: &[u8]) {
-        if let Some(last) = bytes.last().filter(|_| self.to.is_some()) {
-            self.bytes.extend(bytes);
-            self.is_inside_line = *last != b'\n';
-        }
-    }
-
-    /// Lets the program see the end once it has taken what there is.
-    fn end(&mut self, terminal: Option<&OwnedFd>) {
-        let Some(terminal) = terminal else {
-            self.is_ending = true;
-            if self.bytes.is_empty() {
-                self.to = None;
-            }
-            return;
-        };
-        // Inside a line the character only hands over what was typed of it.
-        let end = pty::end_of_input(terminal);
-        let n_needed = if self.is_inside_line { 2 } else { 1 };
-        self.push(&[end; 2][..n_needed]);
-    }
-
-    /// Writes what the program takes now.
-    fn pump(&mut self, post: &Post, id: u64) {
-        let Some(to) = &self.to else { return };
-        match nix::unistd::write(to, self.bytes.as_slices().0) {
-            Ok(n) => {
-                self.bytes.drain(..n);
-                self.owed += n as u64;
-            }
-            Err(Errno::EAGAIN | Errno::EINTR) => return,
-            Err(_closed) => {
-                *self = Self::default();
-                return post.send(&GuestFrame::Closed { id, stream: Stream::Stdin });
-            }
-        }
-        if self.bytes.is_empty() && self.is_ending {
-            self.to = None;
-        } else if self.owed >= INPUT_WINDOW_BYTES / 4 {
-            post.send(&GuestFrame::Credit { id, bytes: std::mem::take(&mut self.owed) });
-        }
-    }
 }
 
 /// One of the program's outputs.
@@ -257,7 +186,7 @@ impl Attached {
         if let Some(size) = spec.terminal {
             let (master, slave) = pty::open_plain(size)?;
             command.stdin(slave.try_clone()?).stdout(slave.try_clone()?).stderr(slave.try_clone()?);
-            let feed = Feed::new(master.try_clone()?);
+            let feed = Feed::terminal(master.try_clone()?, slave.try_clone()?);
             let taps = [tap(Stream::Stdout, Some(master.try_clone()?)), tap(Stream::Stderr, None)];
             let process = shared.reaper.spawn(&mut command, &Vec::new(), true)?;
             return Ok(Self { process, terminal: Some(Terminal { master, slave: Some(slave) }), feed, taps });
@@ -271,13 +200,13 @@ impl Attached {
         command.stdin(Stdio::from(stdin)).stdout(Stdio::from(stdout)).stderr(Stdio::from(stderr));
         let process = shared.reaper.spawn(&mut command, &Vec::new(), false)?;
         let taps = [tap(Stream::Stdout, Some(our_stdout)), tap(Stream::Stderr, Some(our_stderr))];
-        Ok(Self { process, terminal: None, feed: Feed::new(our_stdin), taps })
+        Ok(Self { process, terminal: None, feed: Feed::pipe(our_stdin), taps })
     }
 
     fn steer(&mut self, steer: Steer) {
         match steer {
             Steer::Input(bytes) => self.feed.push(&bytes.0),
-            Steer::Close(Stream::Stdin) => self.feed.end(self.terminal.as_ref().map(|terminal| &terminal.master)),
+            Steer::Close(Stream::Stdin) => self.feed.end(),
             Steer::Close(stream) => self.hang_up(stream),
             Steer::Credit { stream, bytes } => {
                 for tap in self.taps.iter_mut().filter(|tap| tap.stream == stream) {

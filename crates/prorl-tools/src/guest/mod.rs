@@ -2,13 +2,15 @@
 //!
 //! The thread that calls [`serve`] reads requests. A bash session, a Python session and an exec have a thread each, which
 //! sleeps in one `poll` over all that can happen to it; whichever thread has something to say writes the frame itself.
-//! Nothing polls in a loop and nothing sleeps for order: an idle guest does not wake up.
+//! Nothing polls in a loop and nothing sleeps for order: an idle guest does not wake up, but for a terminal whose input has
+//! ended.
 
 mod attach;
 mod bash;
 mod capture;
 mod clock;
 mod exec;
+mod feed;
 mod files;
 mod post;
 mod probe;

@@ -62,10 +62,22 @@ pub(super) fn open_plain(size: WindowSize) -> io::Result<(OwnedFd, OwnedFd)> {
     Ok((master, slave))
 }
 
-/// Returns the character that ends the input of a terminal.
-pub(super) fn end_of_input(terminal: &OwnedFd) -> u8 {
-    const USUAL: u8 = 4; // C-d
-    tcgetattr(terminal).map_or(USUAL, |settings| settings.control_chars[SpecialCharacterIndices::VEOF as usize])
+/// What a terminal makes of keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Keys {
+    /// Whether the kernel edits lines, and not the program that reads.
+    pub(super) is_canonical: bool,
+    /// The key that ends the input.
+    pub(super) end: u8,
+}
+
+/// Returns what a terminal makes of keys; what is usual where it does not say.
+pub(super) fn keys(terminal: &OwnedFd) -> Keys {
+    const USUAL: Keys = Keys { is_canonical: true, end: 4 }; // C-d
+    tcgetattr(terminal).map_or(USUAL, |settings| Keys {
+        is_canonical: settings.local_flags.contains(LocalFlags::ICANON),
+        end: settings.control_chars[SpecialCharacterIndices::VEOF as usize],
+    })
 }
 
 /// The terminal of a session; it outlives the shells that run in it.

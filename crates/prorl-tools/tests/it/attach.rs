@@ -305,6 +305,73 @@ async fn a_terminal_has_a_size_a_foreground_and_an_end() {
     assert!(said.ends_with("\r\n200000\r\n"));
 }
 
+/// Types `typed` and its end at a program in a terminal; returns what it said.
+async fn session(guest: &Guest, argv: &[&str], typed: &str) -> String {
+    let spec = AttachSpec {
+        terminal: Some(WindowSize::default()),
+        env: vec![("TERM".into(), "xterm".into()), ("HISTFILE".into(), "/dev/null".into())],
+        ..AttachSpec::new(argv.iter().copied())
+    };
+    let mut attached = guest.client().attach(&spec, LONG).await.unwrap();
+    let (input, stdout) = (attached.stdin.take(), attached.stdout.take());
+    let ended =
+        timeout(LONG, async { tokio::join!(feed(input, typed.as_bytes()), all(stdout), attached.wait()) }).await;
+    let ((), said, end) = ended.unwrap_or_else(|_| panic!("{argv:?} did not see the end of {typed:?}"));
+    let said = String::from_utf8_lossy(&said).into_owned();
+    assert_eq!(end.unwrap(), AttachAnswer { status: ExitStatus::Code(0), timed_out: false }, "{argv:?}: {said:?}");
+    said
+}
+
+#[tokio::test]
+async fn the_end_of_what_is_typed_is_seen_by_whoever_reads() {
+    const BASH: &[&str] = &["bash", "--norc", "--noprofile"];
+    /// Throws away what was typed before it takes over the line editing, as programs that ask for a password do.
+    const LATE: &[&str] = &[
+        "bash",
+        "-c",
+        "stty -icanon; stty icanon; head -c 1 >/dev/null; sleep 0.1; python3 -c 'import termios as t; t.tcflush(0, t.TCIFLUSH)'; \
+         read -e x; [ -z \"$x\" ] && echo lat''e",
+    ];
+    let guest = Guest::bare(&[]);
+    let cases: [(&[&str], &str, &str); 12] = [
+        (&["cat"], "", ""),
+        (&["cat"], "whole\n", "whole\r\nwhole\r\n"),
+        (&["cat"], "torn", "torn"),
+        (&["sh"], "echo s''h\n", "sh\r\n"),
+        (&["sh", "-c", "cat; cat; python3; bash --norc; echo al''l"], "x\n", "all\r\n"),
+        (BASH, "", ""),
+        (BASH, "echo ba''sh\n", "bash\r\n"),
+        (BASH, "echo to''rn", "torn\r\n"),
+        (BASH, "cat > /dev/null\nnothing\n", ""),
+        (BASH, "sleep 0.1; cat\n", ""),
+        (&["python3", "-q"], "print(6 * 7)\n", "42\r\n"),
+        (LATE, "x\n", "late\r\n"),
+    ];
+    for _ in 0..8 {
+        let sessions = cases.map(|(argv, typed, expected)| {
+            let guest = &guest;
+            async move {
+                let said = session(guest, argv, typed).await;
+                assert!(said.contains(expected), "{argv:?}, {typed:?}: {said:?}");
+            }
+        });
+        futures_util::future::join_all(sessions).await;
+    }
+}
+
+#[tokio::test]
+async fn the_end_of_what_is_typed_is_no_data() {
+    let guest = Guest::bare(&[]);
+    let folder = tempfile::tempdir().unwrap();
+    for number in 0..20 {
+        let file = folder.path().join(number.to_string());
+        // The shell reads its line by itself, the program the next ones as the kernel edits them.
+        let typed = format!("cat > {}\n", file.display());
+        session(&guest, &["bash", "--norc", "--noprofile"], &typed).await;
+        assert_eq!(std::fs::read(&file).unwrap(), b"", "{number}");
+    }
+}
+
 #[tokio::test]
 async fn a_shell_in_a_terminal_has_job_control() {
     let guest = Guest::start().await;
