@@ -10,7 +10,7 @@ use serde_json::Value;
 use support::prorl;
 
 /// Every check, in order. Programs read them by name.
-const CHECKS: [&str; 34] = [
+const CHECKS: [&str; 35] = [
     "namespace_runtime",
     "singularity_runtime",
     "kernel",
@@ -24,6 +24,7 @@ const CHECKS: [&str; 34] = [
     "unprivileged_userns_clone",
     "apparmor",
     "masked_proc",
+    "hidden_processes",
     "seccomp",
     "overlay",
     "apptainer",
@@ -58,19 +59,28 @@ fn doctor(wrapper: &[&str]) -> (Option<i32>, Value, Vec<String>) {
     let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
     std::fs::set_permissions(temp.path(), open).unwrap();
     let (program, args) = wrapper.split_first().unwrap();
-    let out = Command::new(program)
-        .args(args)
-        .arg(prorl())
-        .args(["doctor", "--json"])
-        .env("TMPDIR", temp.path())
-        .output()
-        .unwrap();
+    let mut command = Command::new(program);
+    command.args(args).arg(prorl()).args(["doctor", "--json"]).env("TMPDIR", temp.path());
+    let (code, report) = report(&mut command);
+    let left = std::fs::read_dir(temp.path()).unwrap();
+    (code, report, left.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect())
+}
+
+/// Runs a command that ends in `doctor --json`.
+fn report(command: &mut Command) -> (Option<i32>, Value) {
+    let out = command.output().unwrap();
     let text = String::from_utf8(out.stdout).unwrap();
     let report = serde_json::from_str(&text).unwrap_or_else(|error| {
-        panic!("{error}: {text}{}", String::from_utf8_lossy(&out.stderr));
+        panic!("{error}: {text}{}: {}", out.status, String::from_utf8_lossy(&out.stderr));
     });
-    let left = std::fs::read_dir(temp.path()).unwrap();
-    (out.status.code(), report, left.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect())
+    assert_shape(&report);
+    (out.status.code(), report)
+}
+
+fn plain() -> Command {
+    let mut command = Command::new(prorl());
+    command.args(["doctor", "--json"]);
+    command
 }
 
 fn check<'a>(report: &'a Value, name: &str) -> &'a Value {
@@ -137,14 +147,98 @@ fn a_machine_without_user_namespaces_is_told_so() {
 }
 
 #[test]
+fn folders_in_which_nothing_can_start_are_named() {
+    let temp = tempfile::tempdir().unwrap();
+    let (missing, file) = (temp.path().join("missing"), temp.path().join("file"));
+    std::fs::write(&file, "").unwrap();
+    for place in [&missing, &file] {
+        let (code, report) = report(plain().env("TMPDIR", place));
+        assert_eq!(code, Some(1), "{report}");
+        for name in ["namespace_runtime", "fake_root", "temp_dir", "run_dir"] {
+            let check = check(&report, name);
+            assert_eq!(check["state"], "bad", "{check}");
+            assert!(check["found"].as_str().unwrap().contains(place.to_str().unwrap()), "{check}");
+            assert!(check["remedy"].as_str().unwrap().contains("TMPDIR"), "{check}");
+        }
+        assert_ne!(check(&report, "singularity_runtime")["state"], "ok", "{report}");
+    }
+    // Sandboxes need their own folder and not that of temporary files.
+    let run_dir = temp.path().join("run");
+    let (code, report) = report(plain().env("TMPDIR", &missing).arg("--run-dir").arg(&run_dir));
+    assert_eq!((code, &check(&report, "namespace_runtime")["state"]), (Some(0), &"ok".into()), "{report}");
+    assert!(!run_dir.exists());
+}
+
+#[test]
+fn a_run_dir_that_a_launcher_takes_apart_is_told() {
+    let temp = tempfile::tempdir().unwrap();
+    let (code, report) = report(plain().env("PRORL_RUN_DIR", temp.path().join("a:b")));
+    assert_eq!((code, &check(&report, "namespace_runtime")["state"]), (Some(0), &"ok".into()), "{report}");
+    let singularity = check(&report, "singularity_runtime");
+    if singularity["state"] == "absent" {
+        return skip("a_run_dir_that_a_launcher_takes_apart_is_told", "no Apptainer here");
+    }
+    assert_eq!(singularity["state"], "bad", "{singularity}");
+    assert!(singularity["found"].as_str().unwrap().contains("a:b"), "{singularity}");
+}
+
+#[test]
+fn a_launcher_that_is_none_is_bad() {
+    for (path, words) in [("/nonexistent/launcher", "No such file"), ("/bin/true", "buildcfg")] {
+        let (code, report) = report(plain().args(["--apptainer", path]));
+        assert_eq!(code, Some(0), "{report}");
+        for name in ["apptainer", "singularity_runtime"] {
+            let check = check(&report, name);
+            assert_eq!(check["state"], "bad", "{check}");
+            let found = check["found"].as_str().unwrap();
+            assert!(found.contains(path) && found.contains(words), "{check}");
+        }
+    }
+}
+
+#[test]
+fn root_is_no_sandbox_user() {
+    if !nix::unistd::geteuid().is_root() {
+        return skip("root_is_no_sandbox_user", "only root starts sandboxes of others");
+    }
+    let (code, report) = report(plain().args(["--sandbox-user", "0"]));
+    assert_eq!(code, Some(1), "{report}");
+    let remedy = check(&report, "namespace_runtime")["remedy"].as_str().unwrap();
+    assert!(remedy.contains("--sandbox-user"), "{remedy}");
+}
+
+#[test]
+fn limits_of_the_process_hide_no_cause() {
+    let under = |limit: &str| {
+        let mut command = Command::new("sh");
+        command.args(["-c", &format!("ulimit {limit} && exec \"$@\""), "sh"]).arg(prorl()).args(["doctor", "--json"]);
+        report(&mut command)
+    };
+    // Little to reserve stacks of threads from.
+    let (_, report) = under("-v 200000");
+    let blamed = |check: &&Value| check["remedy"].as_str().is_some_and(|remedy| remedy.contains("limit of processes"));
+    assert_eq!(report["checks"].as_array().unwrap().iter().filter(blamed).count(), 0, "{report}");
+    assert_eq!(check(&report, "address_space")["state"], "warn", "{report}");
+    // Less than the guest is large.
+    let (code, report) = under("-f 100");
+    assert_eq!(code, Some(1), "{report}");
+    for name in ["namespace_runtime", "file_size"] {
+        assert!(check(&report, name)["remedy"].as_str().unwrap().contains("ulimit -f"), "{report}");
+    }
+}
+
+#[test]
 fn people_get_one_line_for_each_check() {
-    let out = Command::new(prorl()).arg("doctor").env("NO_COLOR", "1").output().unwrap();
-    let text = String::from_utf8(out.stdout).unwrap();
-    assert_eq!(text.lines().count(), CHECKS.len(), "{text}");
-    for (line, name) in text.lines().zip(CHECKS) {
-        let (state, rest) = line.split_once(' ').unwrap();
-        assert!(["ok", "warn", "bad", "absent"].contains(&state), "{line}");
-        assert!(rest.trim_start().starts_with(&format!("{name}: ")) && rest.contains(" ("), "{line}");
-        assert!(!matches!(state, "bad") || rest.contains("; remedy: "), "{line}");
+    // The second has a name that would be two lines.
+    for args in [vec![], vec!["--apptainer", "/nonexistent/two\nlines"]] {
+        let out = Command::new(prorl()).arg("doctor").args(args).env("NO_COLOR", "1").output().unwrap();
+        let text = String::from_utf8(out.stdout).unwrap();
+        assert_eq!(text.lines().count(), CHECKS.len(), "{text}");
+        for (line, name) in text.lines().zip(CHECKS) {
+            let (state, rest) = line.split_once(' ').unwrap();
+            assert!(["ok", "warn", "bad", "absent"].contains(&state), "{line}");
+            assert!(rest.trim_start().starts_with(&format!("{name}: ")) && rest.contains(" ("), "{line}");
+            assert!(!matches!(state, "bad") || rest.contains("; remedy: "), "{line}");
+        }
     }
 }

@@ -139,7 +139,7 @@ async fn a_server_that_cannot_do_as_told_says_so_and_ends() {
     fs::write(&file, "").unwrap();
     let empty = folder.path().join("empty");
     fs::create_dir(&empty).unwrap();
-    fs::set_permissions(&empty, fs::Permissions::from_mode(0)).unwrap();
+    fs::set_permissions(&empty, fs::Permissions::from_mode(0o0)).unwrap();
     let long = format!("unix:/{}", "x".repeat(107));
     let mut cases = vec![
         (vec!["--apptainer", "/nonexistent/apptainer"], 1, "/nonexistent/apptainer"),

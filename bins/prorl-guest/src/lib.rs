@@ -2,13 +2,13 @@
 
 use std::{
     fs::{File, Permissions},
-    io::{self, Write},
+    io::{self, Read as _, Write},
     os::{
         fd::{AsFd, AsRawFd},
         unix::fs::PermissionsExt,
     },
     path::{Path, PathBuf},
-    process::{Command, ExitStatus, Stdio},
+    process::{Command, Stdio},
 };
 
 use nix::{
@@ -19,6 +19,9 @@ use nix::{
 
 /// The argument at which the guest prints its version and ends, instead of looking for a host.
 pub const VERSION_FLAG: &str = "--version";
+
+/// How its answer begins.
+const NAME: &str = "prorl-guest ";
 
 /// How often a busy program is tried.
 const BUSY_TRIES: u32 = 1000;
@@ -91,24 +94,30 @@ impl Guest {
         // A program that is open for writing cannot be executed, and a child that another thread is just starting holds a copy
         // of our writing handle until it executes its own program.
         for _ in 0..BUSY_TRIES {
-            match self.print_version() {
+            match self.ask_version() {
                 Err(error) if error.kind() == io::ErrorKind::ExecutableFileBusy => std::thread::yield_now(),
-                Ok(status) if status.success() => return Ok(self),
-                Ok(status) => return Err(io::Error::other(format!("guest does not run here: {status}"))),
+                Ok(answer) if answer.starts_with(NAME) => return Ok(self),
+                Ok(_) => return Err(io::Error::other("guest does not run here")),
                 Err(error) => return Err(error),
             }
         }
         Err(io::ErrorKind::ExecutableFileBusy.into())
     }
 
-    fn print_version(&self) -> io::Result<ExitStatus> {
-        Command::new(&self.path)
+    fn ask_version(&self) -> io::Result<String> {
+        let mut child = Command::new(&self.path)
             .arg(VERSION_FLAG)
             .env_clear()
             .stdin(Stdio::null())
-            .stdout(Stdio::null())
+            .stdout(Stdio::piped())
             .stderr(Stdio::null())
-            .status()
+            .spawn()?;
+        let mut answer = String::new();
+        let read = child.stdout.take().map(|mut pipe| pipe.read_to_string(&mut answer));
+        // Not its status but its answer tells: where this process leaves its children to the kernel there is no status.
+        let _ = child.wait();
+        read.transpose()?;
+        Ok(answer)
     }
 }
 

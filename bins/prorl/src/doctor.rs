@@ -1,11 +1,23 @@
 //! `prorl doctor`: what this machine allows, and what to do about the rest.
 
-use std::{path::PathBuf, process::ExitCode};
+use std::{
+    path::{Path, PathBuf},
+    process::ExitCode,
+    sync::Arc,
+};
 
 use anyhow::Context;
+use nix::{
+    sys::signal::Signal,
+    unistd::{Uid, User},
+};
 use owo_colors::{OwoColorize, Stream};
 use prorl_guest::Guest;
-use prorl_sandbox::doctor::{Check, Config, Report, State, examine};
+use prorl_sandbox::{
+    SandboxUser,
+    doctor::{Check, Config, Report, State, examine},
+};
+use tokio::signal::unix::{SignalKind, signal};
 
 use crate::output;
 
@@ -15,20 +27,37 @@ pub(crate) struct Args {
     /// Print the report as JSON.
     #[arg(long)]
     json: bool,
-    /// Apptainer's or Singularity's program, where it is not on PATH.
-    #[arg(long, value_name = "FILE")]
+    /// The apptainer or singularity program [default: looked for along PATH].
+    #[arg(long, env = "PRORL_APPTAINER", value_name = "PATH")]
     apptainer: Option<PathBuf>,
+    /// Local folder for what sandboxes need while they live [default: prorl-UID in TMPDIR].
+    #[arg(long, env = "PRORL_RUN_DIR", value_name = "DIR")]
+    run_dir: Option<PathBuf>,
+    /// Number of the host user that sandboxes are mapped to when started by root [default: that of nobody].
+    #[arg(long, env = "PRORL_SANDBOX_USER", value_name = "UID")]
+    sandbox_user: Option<u32>,
 }
 
-pub(crate) async fn main(args: Args) -> anyhow::Result<ExitCode> {
-    let guest = Guest::install().context("the guest program cannot be made executable")?;
-    let mut config = Config::new(guest.path());
+pub(crate) fn main(args: Args) -> anyhow::Result<ExitCode> {
+    // A write beyond the limit of file sizes is to fail, not to end what is to tell of that limit.
+    let _handled =
+        signal(SignalKind::from_raw(Signal::SIGXFSZ as i32)).context("the signal SIGXFSZ cannot be handled")?;
+    let guest = Guest::install().map_err(Arc::new);
+    let mut config = Config::new(guest.as_ref().map_or(Path::new(""), Guest::path));
+    config.guest = guest.as_ref().map(|guest| guest.path().to_owned()).map_err(Arc::clone);
     if let Some(path) = std::env::var_os("PATH") {
         config.search = std::env::split_paths(&path).filter(|folder| folder.is_absolute()).collect();
     }
+    if let Some(dir) = args.run_dir {
+        config.run_dir = dir;
+    }
     config.launcher = args.apptainer;
-    let examined = tokio::task::spawn_blocking(move || examine(&config)).await;
-    let report = examined.context("the examination broke")?;
+    config.sandbox_user = args.sandbox_user.map(|uid| {
+        let known = User::from_uid(Uid::from_raw(uid)).ok().flatten();
+        SandboxUser { uid, gid: known.map_or(uid, |user| user.gid.as_raw()) }
+    });
+    // Here, not on another thread: there may be none.
+    let report = tokio::task::block_in_place(|| examine(&config));
     if args.json {
         output::say(serde_json::to_string(&report)?);
     } else {

@@ -91,7 +91,7 @@ fn main() -> ExitCode {
             Command::Sandbox(args) => sandbox::main(args).await,
             Command::MockLlm(args) => mock::main(args).await,
             Command::Bench(args) => bench::main(args).await,
-            Command::Doctor(args) => doctor::main(args).await,
+            Command::Doctor(args) => doctor::main(args),
             Command::Status(args) => remote::status(args).await,
             Command::Cancel(args) => remote::cancel(args).await,
         }

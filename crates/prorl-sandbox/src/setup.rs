@@ -29,6 +29,9 @@ pub struct Launch {
     pub max_life: Duration,
     /// The host user to become first. Only root can, and root must.
     pub become_user: Option<SandboxUser>,
+    /// The sandbox's own folder, which that user must be able to pass through: what the launcher is told of is there.
+    #[serde(with = "path")]
+    pub folder: PathBuf,
 }
 
 /// What a keeper looks after.
@@ -77,7 +80,8 @@ pub struct Bind {
     /// Where it is on the host; absolute.
     #[serde(with = "path")]
     pub source: PathBuf,
-    /// Where it appears inside; absolute, without `..`. Missing folders on the way are made in the writable layer.
+    /// Where it appears inside; absolute, without `..`. Links of the image lead on as they do for a task, and none is replaced;
+    /// missing folders on the way are made in the writable layer, in `/tmp` or in `/dev/shm`.
     #[serde(with = "path")]
     pub target: PathBuf,
     /// Whether the sandbox may write to it, as far as the modes allow. Otherwise it is read-only, mounts below it too.
@@ -122,6 +126,9 @@ pub struct Setup {
     pub no_range: Option<String>,
     /// The sandbox's own address on a loopback interface that it shares with the host.
     pub loopback: Option<Ipv4Addr>,
+    /// Inode number of the user namespace that the host and a launcher's owner are in. A launched guest must find itself in
+    /// another.
+    pub outer_namespace: Option<u64>,
 }
 
 /// Tells a guest that a launcher started it: it answers to its owner on standard output, first of all.
@@ -179,4 +186,6 @@ pub(crate) mod step {
     pub(crate) const MOUNT_PROC: &str = "mount proc";
     pub(crate) const EXECUTE_LAUNCHER: &str = "execute launcher";
     pub(crate) const LAUNCH: &str = "launch";
+    pub(crate) const LAUNCHED: &str = "find the launcher's user namespace";
+    pub(crate) const PASS_FOLDER: &str = "pass through folder";
 }

@@ -79,6 +79,7 @@ impl SandboxSpec {
             become_user,
             no_range: None,
             loopback: None,
+            outer_namespace: None,
         })
     }
 
@@ -124,7 +125,7 @@ impl SandboxSpec {
             return Err(invalid("hostname", format!("{:?} is not 1 to 63 letters, digits and '-'", self.hostname)));
         }
         for (name, value) in &self.env {
-            if name.is_empty() || name.contains(['=', '\0']) {
+            if name.is_empty() || name.contains(|c: char| c == '=' || c.is_control()) {
                 return Err(invalid("env", format!("{name:?} is no name of a variable")));
             }
             if value.contains('\0') {
@@ -164,7 +165,8 @@ fn check_bind(bind: &Bind) -> Result<(), SandboxError> {
         return Err(invalid("binds", format!("target {target} is not an absolute path without '..'")));
     }
     let taken = ["/proc", "/dev", "/sys"].iter().any(|own| bind.target.starts_with(own));
-    if taken || bind.target == Path::new("/") {
+    let is_shared_memory = bind.target.starts_with("/dev/shm") && bind.target != Path::new("/dev/shm");
+    if (taken && !is_shared_memory) || bind.target == Path::new("/") {
         return Err(invalid("binds", format!("target {target} belongs to the sandbox itself")));
     }
     Ok(())

@@ -205,8 +205,6 @@ mod guest {
         pub(crate) denied: &'a [libc::c_long],
         /// Answers success and does nothing.
         pub(crate) pretended: &'a [libc::c_long],
-        /// Does so where the mode, at this place among the arguments, is a device's.
-        pub(crate) devices: &'a [(libc::c_long, u32)],
     }
 
     /// Puts a filter on system calls, in this process and in all that it will start, for good.
@@ -230,9 +228,8 @@ mod guest {
             let code = u16::try_from(code).unwrap_or_default();
             libc::sock_filter { code, jt, jf, k }
         };
-        // Offsets are those of `struct seccomp_data`: the number, the table, the arguments.
+        // Offsets are those of `struct seccomp_data`: the number, the table.
         let load = |offset: u32| instruction(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, offset, 0, 0);
-        let lower_half_of_argument = |place: u32| 16 + 8 * place + if cfg!(target_endian = "big") { 4 } else { 0 };
         let compare = |how: u32, k: u32, jt, jf| instruction(libc::BPF_JMP | how | libc::BPF_K, k, jt, jf);
         let answer = |action: u32| instruction(libc::BPF_RET | libc::BPF_K, action, 0, 0);
         let number = |call: libc::c_long| u32::try_from(call).unwrap_or(u32::MAX); // no call has that one
@@ -247,17 +244,6 @@ mod guest {
             for call in calls {
                 program.extend([compare(libc::BPF_JEQ, number(*call), 0, 1), answer]);
             }
-        }
-        for (call, place) in filter.devices {
-            program.extend([
-                compare(libc::BPF_JEQ, number(*call), 0, 6),
-                load(lower_half_of_argument(*place)),
-                instruction(libc::BPF_ALU | libc::BPF_AND | libc::BPF_K, libc::S_IFMT, 0, 0),
-                compare(libc::BPF_JEQ, libc::S_IFCHR, 1, 0),
-                compare(libc::BPF_JEQ, libc::S_IFBLK, 0, 1),
-                pretend,
-                allow,
-            ]);
         }
         program.push(allow);
         program

@@ -120,6 +120,30 @@ fn judge_mounts(mountinfo: &str) -> Finding {
     )
 }
 
+pub(super) fn hidden_processes() -> Finding {
+    judge_hiding(&fs::read_to_string("/proc/self/mountinfo").unwrap_or_default())
+}
+
+/// Finds the option of `/proc` that hides processes. Those of a sandbox that are not dumpable are hidden from their own user
+/// then.
+fn judge_hiding(mountinfo: &str) -> Finding {
+    // The last one covers those before it. Its options follow the kind and the source, which follow a lone hyphen.
+    let line = mountinfo.lines().rfind(|line| line.split(' ').nth(4) == Some("/proc")).unwrap_or_default();
+    let options = line.split_once(" - ").and_then(|(_, rest)| rest.split(' ').nth(2)).unwrap_or_default();
+    let hiding = options
+        .split(',')
+        .find(|option| option.strip_prefix("hidepid=").is_some_and(|value| !["0", "off"].contains(&value)));
+    match hiding {
+        None => Finding::ok("every process can be seen", "what is left of a sandbox whose server was killed is found"),
+        Some(option) => Finding::warn(
+            format!("/proc has {option}"),
+            "an ordinary user cannot see its sandboxes' first processes, nor tell when they started; what is left of \
+             one whose server and keeper were both killed may not be found",
+            "mount it without as root (mount -o remount,hidepid=0 /proc), or let this user's group see (gid=)",
+        ),
+    }
+}
+
 pub(super) fn seccomp() -> Finding {
     judge_status(&fs::read_to_string("/proc/self/status").unwrap_or_default())
 }
@@ -193,6 +217,19 @@ mod tests {
         let line = |target| format!("61 60 0:5 / {target} rw,nosuid - tmpfs tmpfs rw\n");
         assert_eq!(judge_mounts(&(line("/proc") + &line("/proc/sys/fs/binfmt_misc"))).state, State::Ok);
         assert_eq!(judge_mounts(&(line("/proc") + &line("/proc/kcore"))).state, State::Warn);
+    }
+
+    #[test]
+    fn hidden_processes_are_seen() {
+        let line = |options: &&str| format!("22 1 0:5 / /proc rw,nosuid shared:2 - proc proc {options}\n");
+        let state = |mounts: &[&str]| judge_hiding(&mounts.iter().map(line).collect::<String>()).state;
+        for options in ["rw", "rw,hidepid=0", "rw,hidepid=off,gid=5"] {
+            assert_eq!(state(&["rw,hidepid=2", options]), State::Ok, "{options}");
+        }
+        for options in ["rw,hidepid=1", "rw,gid=5,hidepid=2", "rw,hidepid=invisible", "rw,hidepid=ptraceable,x"] {
+            assert_eq!(state(&["rw", options]), State::Warn, "{options}");
+        }
+        assert_eq!(state(&[]), State::Ok);
     }
 
     #[test]

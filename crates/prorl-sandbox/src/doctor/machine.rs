@@ -1,24 +1,20 @@
-//! What the machine has: groups of control, virtual machines, limits, disks, a network.
+//! What the machine has: groups of control, virtual machines, limits, a network.
 
 use std::{
     fs,
     io::{self, ErrorKind},
     net::{Ipv4Addr, TcpListener, TcpStream},
+    os::unix::fs::MetadataExt as _,
     path::Path,
     time::Duration,
 };
 
 use nix::{
-    sys::{
-        resource::{RLIM_INFINITY, Resource, getrlimit},
-        statvfs::{FsFlags, statvfs},
-    },
-    unistd::{AccessFlags, access},
+    sys::resource::{RLIM_INFINITY, Resource, getrlimit},
+    unistd::{AccessFlags, Gid, Group, User, access, geteuid},
 };
 
 use super::{Finding, State};
-
-const MIB: u64 = 1 << 20;
 
 /// What a few hundred jobs at once take of open files.
 const MANY_FILES: u64 = 4096;
@@ -26,43 +22,25 @@ const MANY_FILES: u64 = 4096;
 /// What a few hundred sandboxes take of processes.
 const MANY_PROCESSES: u64 = 4096;
 
-/// Free space below this is worth a word.
-const LITTLE_SPACE: u64 = 1024 * MIB;
-
-/// What a runtime writes for itself.
-const NO_SPACE: u64 = 16 * MIB;
-
 pub(super) fn cgroups() -> Finding {
+    // Nothing has to be done about it: no limit is set by it yet.
+    let meaning = "limits of memory, processes and processor time are not enforced by this version; delegation will matter \
+                   once they are";
     let root = Path::new("/sys/fs/cgroup");
     if !root.join("cgroup.controllers").exists() {
         let found = if root.join("memory").exists() || root.join("unified").exists() { "version 1" } else { "none" };
-        return Finding::absent(
-            found,
-            "memory and processors cannot be limited by the kernel for ordinary users; resource limits and a watch on memory \
-             stand in",
-            "boot with systemd.unified_cgroup_hierarchy=1, or mount cgroup2 at /sys/fs/cgroup in this container",
-        );
+        return Finding::not(State::Absent, found, meaning, None);
     }
     let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     let own = own.lines().find_map(|line| line.strip_prefix("0::/")).unwrap_or_default();
     let own = root.join(own);
-    let controllers = fs::read_to_string(own.join("cgroup.controllers")).unwrap_or_default();
-    let controllers = controllers.trim();
     let is_ours =
         access(&own, AccessFlags::W_OK).is_ok() && access(&own.join("cgroup.procs"), AccessFlags::W_OK).is_ok();
-    if is_ours && ["memory", "pids"].iter().all(|name| controllers.split(' ').any(|one| one == *name)) {
-        return Finding::ok(
-            format!("version 2, delegated: {controllers}"),
-            "memory and processors can be limited by the kernel",
-        );
+    if !is_ours {
+        return Finding::not(State::Absent, "version 2, not delegated", meaning, None);
     }
-    let found =
-        if is_ours { format!("version 2, delegated: {controllers}") } else { "version 2, not delegated".to_owned() };
-    Finding::warn(
-        found,
-        "memory and processors cannot be limited by the kernel for this user; resource limits and a watch on memory stand in",
-        "run it in a unit with Delegate=yes (systemd-run --user --scope -p Delegate=yes ...)",
-    )
+    let controllers = fs::read_to_string(own.join("cgroup.controllers")).unwrap_or_default();
+    Finding::ok(format!("version 2, delegated: {}", controllers.trim()), meaning)
 }
 
 pub(super) fn kvm() -> Finding {
@@ -80,9 +58,29 @@ pub(super) fn kvm() -> Finding {
         Err(error) => Finding::warn(
             format!("{path}: {error}"),
             "virtual machines are emulated for this user, which is slow; nothing else needs it",
-            "add the user to the device's group (usermod -aG kvm USER)",
+            match fs::metadata(path) {
+                Ok(meta) if error.raw_os_error() == Some(libc::EACCES) => kvm_remedy(meta.gid(), meta.mode()),
+                _ => "give the device to this container (docker: --device /dev/kvm), or load its module as root \
+                      (modprobe kvm_intel or kvm_amd)"
+                    .to_owned(),
+            },
         ),
     }
+}
+
+/// Says how to let a user open the device, from its group and mode.
+fn kvm_remedy(gid: u32, mode: u32) -> String {
+    if gid == 0 || mode & 0o060 != 0o060 {
+        // A member of root's group could do more than that.
+        let rule = r#"KERNEL=="kvm", GROUP="kvm", MODE="0660""#;
+        return format!(
+            "let a group open it, as root: chgrp kvm /dev/kvm && chmod 660 /dev/kvm (for good by a udev rule: {rule}), and \
+             make the user a member"
+        );
+    }
+    let group = Group::from_gid(Gid::from_raw(gid)).ok().flatten().map_or_else(|| gid.to_string(), |group| group.name);
+    let user = User::from_uid(geteuid()).ok().flatten().map_or_else(|| geteuid().to_string(), |user| user.name);
+    format!("make the user a member of the device's group as root: usermod -aG {group} {user}; then log in again")
 }
 
 pub(super) fn open_files() -> Finding {
@@ -124,39 +122,6 @@ fn judge_limit(resource: Resource, which: fn((u64, u64)) -> u64, enough: u64, me
     }
 }
 
-pub(super) fn disk(dir: &Path) -> Finding {
-    // One that is not there yet is made in the nearest that is.
-    let Some(found) = dir.ancestors().find(|path| path.exists()) else {
-        return Finding::bad(format!("no {}", dir.display()), "runtimes have nowhere to work", "set TMPDIR");
-    };
-    let shown = found.display();
-    let space = match statvfs(found) {
-        Ok(space) => space,
-        Err(error) => return Finding::bad(format!("{shown}: {error}"), "runtimes have nowhere to work", "set TMPDIR"),
-    };
-    let block = space.fragment_size();
-    let (free, size) = (space.blocks_available() * block, space.blocks() * block);
-    let flags = space.flags();
-    let text = format!("{shown}: {} of {} MiB free", free / MIB, size / MIB);
-    let remedy = "free some space, or set TMPDIR to a folder with more";
-    if access(found, AccessFlags::W_OK).is_err() {
-        let remedy = "set TMPDIR to a folder that this user may write to";
-        return Finding::bad(format!("{text}, not writable"), "runtimes have nowhere to work", remedy);
-    }
-    if flags.contains(FsFlags::ST_NOEXEC) {
-        return Finding::warn(
-            format!("{text}, noexec"),
-            "Singularity's runtime keeps a program there that it must execute",
-            "set TMPDIR to a folder without noexec",
-        );
-    }
-    match free {
-        ..NO_SPACE => Finding::bad(text, "runtimes cannot write what they need", remedy),
-        NO_SPACE..LITTLE_SPACE => Finding::warn(text, "unpacked images and results may not fit", remedy),
-        _ => Finding::ok(text, "room for what runtimes write; sandboxes themselves write to memory"),
-    }
-}
-
 pub(super) fn loopback() -> Finding {
     let connect = |address: Ipv4Addr| -> io::Result<()> {
         let listener = TcpListener::bind((address, 0))?;
@@ -179,11 +144,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_folder_that_is_not_there_yet_is_judged_by_its_place() {
-        let dir = tempfile::tempdir().unwrap();
-        let finding = disk(&dir.path().join("not/yet"));
-        assert!(finding.found.starts_with(&dir.path().display().to_string()), "{}", finding.found);
-        assert_eq!(disk(Path::new("/proc")).state, State::Bad);
+    fn nobody_is_told_to_join_roots_group() {
+        let closed = [kvm_remedy(0, 0o20600), kvm_remedy(0, 0o20660), kvm_remedy(12345, 0o20600)];
+        assert!(closed.iter().all(|remedy| remedy.contains("chmod 660") && !remedy.contains("usermod")), "{closed:?}");
+        let open = kvm_remedy(4_000_001, 0o20660);
+        assert!(open.contains("usermod -aG 4000001 "), "{open}");
     }
 
     #[test]

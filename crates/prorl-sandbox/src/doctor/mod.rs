@@ -10,20 +10,28 @@
 //! assert!(report.can_run());
 //! ```
 
+mod advice;
+mod folders;
 mod kernel;
 mod machine;
 mod programs;
 mod trial;
 
 use std::{
+    io,
     path::PathBuf,
-    sync::{Arc, mpsc},
-    thread,
+    sync::{
+        Arc,
+        mpsc::{self, Receiver, RecvTimeoutError},
+    },
+    thread::{self, JoinHandle},
     time::Duration,
 };
 
 use serde::Serialize;
+use tokio::time::Instant;
 
+use self::trial::Machine;
 use crate::{NodeConfig, SandboxUser};
 
 /// How long a check may take that only looks.
@@ -32,14 +40,21 @@ const LOOK: Duration = Duration::from_secs(5);
 /// How long a check may take that starts something.
 const TRY: Duration = Duration::from_secs(30);
 
+/// How long all of them may take together. When that is over, each gets the moment that a plain look takes.
+const ALL: Duration = Duration::from_mins(1);
+
+/// See [`ALL`].
+const MOMENT: Duration = Duration::from_secs(1);
+
 /// The checks that start a sandbox of each runtime.
 const RUNTIMES: [&str; 2] = ["namespace_runtime", "singularity_runtime"];
 
 /// What is examined.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// The guest's static program, as a path that the calling process can execute.
-    pub guest: PathBuf,
+    /// The guest's static program, as a path that the calling process can execute, or why there is none, which every check that
+    /// would start it tells then.
+    pub guest: Result<PathBuf, Arc<io::Error>>,
     /// The folder for what this machine's processes own together; see [`NodeConfig`].
     pub run_dir: PathBuf,
     /// The folder for temporary files.
@@ -58,7 +73,7 @@ impl Config {
         let guest = guest.into();
         Self {
             run_dir: NodeConfig::new(&guest).dir,
-            guest,
+            guest: Ok(guest),
             temp_dir: std::env::temp_dir(),
             search: ["/usr/local/bin", "/usr/bin", "/bin", "/usr/local/sbin", "/usr/sbin", "/sbin"]
                 .map(PathBuf::from)
@@ -152,12 +167,17 @@ impl Finding {
     }
 }
 
-type Examine = Box<dyn FnOnce(&Config) -> Finding + Send>;
+/// One check before it is made.
+struct Look {
+    name: String,
+    limit: Duration,
+    examine: Box<dyn Fn(&Machine) -> Finding + Send + Sync>,
+}
 
-/// Every check with its limit, in the order of the report.
-fn checks() -> Vec<(String, Duration, Examine)> {
-    let mut all: Vec<(String, Duration, Examine)> = Vec::new();
-    let mut add = |name: &str, limit, examine: Examine| all.push((name.to_owned(), limit, examine));
+/// Every check, in the order of the report.
+fn looks() -> Vec<Look> {
+    let mut all = Vec::new();
+    let mut add = |name: &str, limit, examine| all.push(Look { name: name.to_owned(), limit, examine });
     let [namespace, singularity] = RUNTIMES;
     add(namespace, TRY, Box::new(trial::namespace_runtime));
     add(singularity, TRY, Box::new(trial::singularity_runtime));
@@ -168,14 +188,15 @@ fn checks() -> Vec<(String, Duration, Examine)> {
     add("unprivileged_userns_clone", LOOK, Box::new(|_| kernel::userns_clone()));
     add("apparmor", LOOK, Box::new(|_| kernel::apparmor()));
     add("masked_proc", LOOK, Box::new(|_| kernel::masked_proc()));
+    add("hidden_processes", LOOK, Box::new(|_| kernel::hidden_processes()));
     add("seccomp", LOOK, Box::new(|_| kernel::seccomp()));
     add("overlay", TRY, Box::new(trial::overlay));
-    add("apptainer", TRY, Box::new(programs::apptainer));
+    add("apptainer", TRY, Box::new(|machine| programs::apptainer(&machine.config)));
     add("fuse", LOOK, Box::new(|_| programs::fuse()));
-    add("squashfuse", LOOK, Box::new(programs::squashfuse));
-    add("fuse_overlayfs", LOOK, Box::new(programs::fuse_overlayfs));
-    add("subuid", LOOK, Box::new(programs::subuid));
-    add("subgid", LOOK, Box::new(programs::subgid));
+    add("squashfuse", LOOK, Box::new(|machine| programs::squashfuse(&machine.config)));
+    add("fuse_overlayfs", LOOK, Box::new(|machine| programs::fuse_overlayfs(&machine.config)));
+    add("subuid", LOOK, Box::new(|machine| programs::subuid(&machine.config)));
+    add("subgid", LOOK, Box::new(|machine| programs::subgid(&machine.config)));
     add("newuidmap", LOOK, Box::new(|_| programs::newuidmap()));
     add("fake_root", TRY, Box::new(trial::fake_root));
     add("python", TRY, Box::new(trial::python));
@@ -186,44 +207,126 @@ fn checks() -> Vec<(String, Duration, Examine)> {
     add("locked_memory", LOOK, Box::new(|_| machine::locked_memory()));
     add("address_space", LOOK, Box::new(|_| machine::address_space()));
     add("file_size", LOOK, Box::new(|_| machine::file_size()));
-    add("temp_dir", LOOK, Box::new(|config| machine::disk(&config.temp_dir)));
-    add("run_dir", LOOK, Box::new(|config| machine::disk(&config.run_dir)));
+    add("temp_dir", LOOK, Box::new(|machine| folders::temp_dir(&machine.config)));
+    add("run_dir", LOOK, Box::new(|machine| folders::run_dir(&machine.config)));
     add("loopback", LOOK, Box::new(|_| machine::loopback()));
     all
 }
 
+/// A thread that looks at one thing after the other. Whoever is late is left to itself, and ends when it has looked.
+struct Looker {
+    findings: Receiver<Finding>,
+    thread: JoinHandle<()>,
+}
+
+impl Looker {
+    fn start(looks: &Arc<Vec<Look>>, machine: &Arc<Machine>, first_idx: usize) -> io::Result<Self> {
+        let (done, findings) = mpsc::channel();
+        let (looks, machine) = (Arc::clone(looks), Arc::clone(machine));
+        let thread = thread::Builder::new().name("doctor".to_owned()).spawn(move || {
+            for look in &looks[first_idx..] {
+                // Nobody waits for one that was late.
+                if done.send((look.examine)(&machine)).is_err() {
+                    break;
+                }
+            }
+        })?;
+        Ok(Self { findings, thread })
+    }
+}
+
 /// Examines this machine as the calling process's user sees it. Takes about a second and leaves nothing behind.
 ///
-/// Blocks, so an async caller puts it on a thread for blocking work. Every check has a limit of time; one that passes it, such as
-/// a look at a network file system that does not answer, is reported so, and its thread is left to itself.
+/// Blocks, so an async caller makes a place for blocking work. Every check has a limit of time; one that passes it, such as a
+/// look at a network file system that does not answer, is reported so, and its thread is left to itself. Where no thread can
+/// be started, the calling one looks, without limits. A process that is to outlive its own limit of file sizes handles SIGXFSZ.
 pub fn examine(config: &Config) -> Report {
-    let config = Arc::new(config.clone());
-    let running: Vec<_> = checks()
-        .into_iter()
-        .map(|(name, limit, examine)| {
-            let (done, found) = mpsc::channel();
-            let config = Arc::clone(&config);
-            let started = thread::Builder::new().name(format!("doctor {name}")).spawn(move || {
-                // A report that nobody waits for any more has no reader.
-                let _ = done.send(examine(&config));
-            });
-            (name, limit, found, started)
-        })
-        .collect();
-    let checks = running.into_iter().map(|(name, limit, found, started)| {
-        let finding = match started {
-            Ok(_thread) => found.recv_timeout(limit).unwrap_or_else(|_late| {
-                let meaning = "whatever needs it may hang as well";
-                Finding::not(State::Bad, format!("no answer within {limit:?}"), meaning, None)
-            }),
-            Err(error) => Finding::bad(
-                format!("no thread to look from: {error}"),
-                "this process may start no more",
-                "raise the limit of processes (ulimit -u)",
-            ),
+    make(looks(), config)
+}
+
+fn make(looks: Vec<Look>, config: &Config) -> Report {
+    let begun = Instant::now();
+    let (looks, machine) = (Arc::new(looks), Arc::new(Machine::new(config.clone())));
+    let mut looker: Option<Looker> = None;
+    let mut checks = Vec::new();
+    for (look_idx, look) in looks.iter().enumerate() {
+        let limit = look.limit.min(ALL.saturating_sub(begun.elapsed())).max(MOMENT);
+        let finding = match looker.take().or_else(|| Looker::start(&looks, &machine, look_idx).ok()) {
+            None => (look.examine)(&machine),
+            Some(present) => match present.findings.recv_timeout(limit) {
+                Ok(finding) => {
+                    looker = Some(present);
+                    finding
+                }
+                Err(RecvTimeoutError::Timeout) => {
+                    let meaning = "whatever needs it may hang as well";
+                    Finding::bad(
+                        format!("no answer within {limit:?}"),
+                        meaning,
+                        "see what hangs: a disk, a network, a program",
+                    )
+                }
+                Err(RecvTimeoutError::Disconnected) => Finding::bad(
+                    "the look at it broke",
+                    "nothing is known of it",
+                    "look at the message before this report",
+                ),
+            },
         };
+        let line = |text: String| programs::one_line(&text);
         let Finding { state, found, meaning, remedy } = finding;
-        Check { name, state, found, meaning, remedy }
-    });
-    Report { checks: checks.collect() }
+        checks.push(Check {
+            name: look.name.clone(),
+            state,
+            found: line(found),
+            meaning: line(meaning),
+            remedy: remedy.map(line),
+        });
+    }
+    if let Some(looker) = looker {
+        // It has said all, and lets go of the node; the last to do so waits until nothing of that is left.
+        let _ = looker.thread.join();
+    }
+    Report { checks }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_look_that_hangs_or_breaks_costs_no_other() {
+        let (release, held) = mpsc::channel::<()>();
+        let held = parking_lot::Mutex::new(held);
+        let fine = |_: &Machine| Finding::ok("fine\nand \x1b[1mwell", "meant");
+        let look = |name: &str, examine| Look { name: name.to_owned(), limit: Duration::ZERO, examine };
+        let looks = vec![
+            look("before", Box::new(fine)),
+            look(
+                "hangs",
+                Box::new(move |_| {
+                    let _ = held.lock().recv();
+                    Finding::ok("too late", "meant")
+                }),
+            ),
+            look("between", Box::new(fine)),
+            look("breaks", Box::new(|_| panic!("as it is to"))),
+            look("after", Box::new(fine)),
+        ];
+        let report = make(looks, &Config::new("/guest"));
+        drop(release);
+        let found: Vec<_> = report.checks.iter().map(|check| (check.name.as_str(), check.found.as_str())).collect();
+        let fine = "fine and well";
+        assert_eq!(
+            found,
+            [
+                ("before", fine),
+                ("hangs", "no answer within 1s"),
+                ("between", fine),
+                ("breaks", "the look at it broke"),
+                ("after", fine)
+            ]
+        );
+        assert!(!report.can_run());
+    }
 }

@@ -19,11 +19,18 @@ use nix::{
 };
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
 
-use super::{Config, Finding, State};
+use super::{
+    Config, Finding,
+    advice::{self, Trouble},
+};
 use crate::{
-    start,
+    SandboxError, start,
     subid::{self, Kind},
 };
+
+const OWN_PROGRAM: &str = "name Apptainer's or Singularity's own program (--apptainer)";
+
+pub(super) const INSTALL_UIDMAP: &str = "install the package uidmap (Debian) or shadow-utils (Fedora)";
 
 pub(super) const INSTALL_APPTAINER: &str = "install Apptainer (the package apptainer, or singularity-ce)";
 
@@ -45,10 +52,10 @@ fn is_program(path: &Path) -> bool {
     fs::metadata(path).is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0)
 }
 
+/// Finds the launcher that a runtime would use; one that was given is used whatever it is.
 pub(super) fn find_launcher(config: &Config) -> Option<PathBuf> {
     match &config.launcher {
-        Some(path) if path.components().count() > 1 => is_program(path).then(|| path.clone()),
-        Some(name) => find(config, &name.to_string_lossy()),
+        Some(path) => Some(std::path::absolute(path).unwrap_or_else(|_| path.clone())),
         None => ["apptainer", "singularity"].iter().find_map(|name| find(config, name)),
     }
 }
@@ -58,30 +65,49 @@ pub(super) fn apptainer(config: &Config) -> Finding {
     let Some(launcher) = find_launcher(config) else {
         return Finding::absent("neither apptainer nor singularity", meaning, INSTALL_APPTAINER);
     };
+    let shown = launcher.display();
     let ask = |argument: &str| {
         let mut command = Command::new(&launcher);
         command.arg(argument);
         cleanly(&mut command, config);
         let said = run(command, LIMIT)?;
         if !said.status.success() {
-            return Err(io::Error::other(format!("{}: {}", said.status, last_words(&said.stderr))));
+            return Err(io::Error::other(format!(
+                "{}: {}",
+                said.status,
+                advice::gist(&String::from_utf8_lossy(&said.stderr))
+            )));
         }
         Ok(String::from_utf8_lossy(&said.stdout).into_owned())
     };
-    let told = ask("--version").and_then(|version| Ok((version.trim().to_owned(), ask("buildcfg")?)));
-    let (version, settings) = match told {
-        Ok(told) => told,
+    let settings = match ask("buildcfg") {
+        Ok(settings) => settings,
         Err(error) => {
-            return Finding::bad(format!("{}: {error}", launcher.display()), meaning, "install it again");
+            let remedy = match (error.kind(), &config.launcher) {
+                (ErrorKind::NotFound, _) => OWN_PROGRAM.to_owned(),
+                (ErrorKind::Other, given) => advice::lift_limits().unwrap_or_else(|| {
+                    if given.is_some() { OWN_PROGRAM.to_owned() } else { "install it again".to_owned() }
+                }),
+                _ => advice::remedy(&error),
+            };
+            return Finding::bad(format!("{shown}: {error}"), meaning, remedy);
         }
     };
-    let setting = |name: &str| {
-        let names = [format!("APPTAINER_{name}="), format!("SINGULARITY_{name}=")];
-        settings.lines().find_map(|line| names.iter().find_map(|name| line.strip_prefix(name.as_str())))
+    let value = |name: &str| settings.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix('='));
+    let Some(package) =
+        value("PACKAGE_NAME").filter(|name| ["apptainer", "singularity"].iter().any(|known| name.starts_with(known)))
+    else {
+        return Finding::bad(
+            format!("{shown} is another program: it does not answer to 'buildcfg' as Apptainer and Singularity do"),
+            meaning,
+            OWN_PROGRAM,
+        );
     };
+    let version = value("PACKAGE_VERSION").unwrap_or("of an unknown version");
+    let setting = |name: &str| value(&format!("APPTAINER_{name}")).or_else(|| value(&format!("SINGULARITY_{name}")));
     let is_setuid = setting("SUID_INSTALL") == Some("1");
     let how = if is_setuid { "set-uid" } else { "not set-uid" };
-    let found = format!("{version} at {}, {how}", launcher.display());
+    let found = format!("{package} {version} at {shown}, {how}");
     match setting("CONF_FILE") {
         Some(path) if fs::File::open(path).is_ok() => Finding::ok(format!("{found}, configured by {path}"), meaning),
         Some(path) => Finding::warn(
@@ -144,39 +170,51 @@ pub(super) fn subgid(config: &Config) -> Finding {
 
 fn ids(config: &Config, kind: Kind) -> Finding {
     let meaning = "ids that a fake root may give files to";
-    let uid = match start::become_user(config.sandbox_user) {
-        Ok(user) => user.map_or(geteuid().as_raw(), |user| user.uid),
-        Err(error) => return Finding::not(State::Bad, error.to_string(), meaning, None),
+    let names = match sandbox_user(config) {
+        Ok(uid) => subid::names_of(uid),
+        Err(error) => return Trouble::from(error).bad(meaning),
     };
-    let names = subid::names_of(uid);
-    let user = names.first().map_or("USER", String::as_str);
     match subid::range(kind, &names) {
-        Ok(range) => Finding::ok(format!("{} ids from {} for {user}", range.len(), range.start), meaning),
-        Err(missing) => Finding::absent(missing, meaning, give_ids(user)),
+        Ok(range) => {
+            let user = names.first().map_or("?", String::as_str);
+            Finding::ok(format!("{} ids from {} for {user}", range.len(), range.start), meaning)
+        }
+        Err(missing) => Finding::absent(missing, meaning, give_ids(&names, &[kind])),
     }
 }
 
-/// The command by which root gives a user ids that nobody else has.
-pub(super) fn give_ids(user: &str) -> String {
+/// Returns the number of the user that sandboxes run as.
+pub(super) fn sandbox_user(config: &Config) -> Result<u32, SandboxError> {
+    Ok(start::become_user(config.sandbox_user)?.map_or_else(|| geteuid().as_raw(), |user| user.uid))
+}
+
+/// The command by which root gives a user, known by the first of `names`, ids that nobody else has.
+pub(super) fn give_ids(names: &[String], kinds: &[Kind]) -> String {
+    let user = names.first().map_or("USER", String::as_str);
     let first = subid::first_free();
     let last = first.saturating_add(subid::MAX_IDS - 1);
-    format!("usermod --add-subuids {first}-{last} --add-subgids {first}-{last} {user}")
+    if user.bytes().all(|byte| byte.is_ascii_digit()) {
+        // A number is no user's name, but the tables may hold it.
+        let tables: Vec<_> = kinds.iter().map(|kind| kind.table()).collect();
+        return format!("as root: echo {user}:{first}:{} | tee -a {}", subid::MAX_IDS, tables.join(" "));
+    }
+    let flags = kinds.iter().map(|kind| match kind {
+        Kind::User => format!("--add-subuids {first}-{last} "),
+        Kind::Group => format!("--add-subgids {first}-{last} "),
+    });
+    format!("as root: usermod {}{user}", flags.collect::<String>())
 }
 
 pub(super) fn newuidmap() -> Finding {
     let meaning = "puts a range of ids into a fake root's user namespace";
     match (Kind::User.find_program(), Kind::Group.find_program()) {
         (Some(users), Some(groups)) => Finding::ok(format!("{} and {}", users.display(), groups.display()), meaning),
-        _ => Finding::absent(
-            "newuidmap or newgidmap is not installed",
-            meaning,
-            "install the package uidmap (Debian) or shadow-utils (Fedora)",
-        ),
+        _ => Finding::absent("newuidmap or newgidmap is not installed", meaning, INSTALL_UIDMAP),
     }
 }
 
 /// Gives a command a plain environment and no input.
-pub(super) fn cleanly(command: &mut Command, config: &Config) {
+fn cleanly(command: &mut Command, config: &Config) {
     command.env_clear().env("HOME", "/nonexistent").stdin(Stdio::null());
     if let Ok(path) = std::env::join_paths(&config.search) {
         command.env("PATH", path);
@@ -184,8 +222,14 @@ pub(super) fn cleanly(command: &mut Command, config: &Config) {
 }
 
 /// The end of what a program said, on one line and without colours.
-pub(super) fn last_words(said: &[u8]) -> String {
-    let text = String::from_utf8_lossy(said);
+pub(super) fn last_words(said: &str) -> String {
+    let words = one_line(said);
+    let skipped = words.chars().count().saturating_sub(MAX_WORDS);
+    words.chars().skip(skipped).collect()
+}
+
+/// Text of others on one line and without colours.
+pub(super) fn one_line(text: &str) -> String {
     let mut words = String::new();
     for (part_idx, part) in text.trim().split('\x1b').enumerate() {
         // After an escape come its parameters, up to a letter.
@@ -196,29 +240,34 @@ pub(super) fn last_words(said: &[u8]) -> String {
         };
         words.extend(plain.chars().map(|one| if one.is_control() { ' ' } else { one }));
     }
-    let skipped = words.chars().count().saturating_sub(MAX_WORDS);
-    words.trim().chars().skip(skipped).collect()
+    words.trim().to_owned()
 }
 
 /// A child that leads a process group of its own. Dropping it kills the group.
-pub(super) struct Group(Child);
+struct Group(Child);
 
 impl Group {
-    pub(super) fn start(mut command: Command) -> io::Result<Self> {
+    fn start(mut command: Command) -> io::Result<Self> {
         Ok(Self(command.process_group(0).spawn()?))
     }
 
-    /// Waits for the leader's end.
+    /// Waits for the leader's end. Where this process leaves its children to the kernel, each counts as a success: nobody knows
+    /// better, and what it said still tells.
     ///
     /// # Errors
     /// When it does not end in time; the group is killed then.
-    pub(super) fn wait(mut self, limit: Duration) -> io::Result<ExitStatus> {
+    fn wait(mut self, limit: Duration) -> io::Result<ExitStatus> {
         let handle = pidfd_open(self.leader()?, PidfdFlags::empty())?;
         let limit = PollTimeout::try_from(limit).unwrap_or(PollTimeout::MAX);
         loop {
             match poll(&mut [PollFd::new(handle.as_fd(), PollFlags::POLLIN)], limit) {
                 Err(Errno::EINTR) => {}
-                Ok(1..) => return self.0.wait(),
+                Ok(1..) => {
+                    return match self.0.wait() {
+                        Err(error) if error.raw_os_error() == Some(libc::ECHILD) => Ok(ExitStatus::default()),
+                        ended => ended,
+                    };
+                }
                 Ok(_) => return Err(ErrorKind::TimedOut.into()),
                 Err(error) => return Err(error.into()),
             }
@@ -259,6 +308,7 @@ pub(super) fn run(mut command: Command, limit: Duration) -> io::Result<Output> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::doctor::State;
 
     #[test]
     fn a_program_that_does_not_end_is_killed_with_what_it_started() {
@@ -278,8 +328,30 @@ mod tests {
     }
 
     #[test]
+    fn ids_are_given_by_name_and_for_what_is_missing() {
+        let names = ["ada".to_owned(), "1001".to_owned()];
+        let both = give_ids(&names, &[Kind::User, Kind::Group]);
+        assert!(both.contains("--add-subuids ") && both.contains("--add-subgids ") && both.ends_with(" ada"), "{both}");
+        let groups = give_ids(&names, &[Kind::Group]);
+        assert!(groups.contains("--add-subgids ") && !groups.contains("subuids"), "{groups}");
+        let numbered = give_ids(&names[1..], &[Kind::User]);
+        assert!(numbered.contains("echo 1001:") && numbered.ends_with(":65536 | tee -a /etc/subuid"), "{numbered}");
+    }
+
+    #[test]
+    fn a_launcher_that_was_given_is_judged_by_what_it_is() {
+        for (path, words) in [("/nonexistent/launcher", "No such file"), ("/bin/true", "another program")] {
+            let finding = apptainer(&Config { launcher: Some(path.into()), ..Config::new("/guest") });
+            assert_eq!(finding.state, State::Bad, "{}", finding.found);
+            assert!(finding.found.starts_with(path) && finding.found.contains(words), "{}", finding.found);
+        }
+        let nowhere = Config { search: vec!["/nonexistent".into()], ..Config::new("/guest") };
+        assert_eq!(apptainer(&nowhere).state, State::Absent);
+    }
+
+    #[test]
     fn last_words_are_one_short_line() {
-        assert_eq!(last_words(b"\x1b[91mone\ntwo\x1b[0m\n"), "one two");
-        assert_eq!(last_words(&[b'x'; 1000]).len(), MAX_WORDS);
+        assert_eq!(last_words("\x1b[91mone\ntwo\x1b[0m\n"), "one two");
+        assert_eq!(last_words(&"x".repeat(1000)).len(), MAX_WORDS);
     }
 }

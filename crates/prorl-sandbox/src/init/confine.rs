@@ -8,7 +8,6 @@ use nix::{
     sys::{
         prctl::{set_dumpable, set_no_new_privs},
         resource::{Resource, getrlimit, setrlimit},
-        stat::{Mode, umask},
     },
 };
 use prorl_core::hello::{FakeRoot, StartFailure};
@@ -41,7 +40,8 @@ const FAKEROOT: CapabilitySet = CapabilitySet::CHOWN
 const DENIED_CALLS: &[libc::c_long] = &[libc::SYS_add_key, libc::SYS_request_key, libc::SYS_keyctl];
 
 /// System calls that a fake root of one id only seems to make: there is nobody to give a file to, nor to become. The
-/// post-install scripts of packages make them and need no more than that they succeed.
+/// post-install scripts of packages make them and need no more than that they succeed. Making devices
+/// is not pretended: whoever makes one goes on to change it, and a refusal is what such tools know.
 const PRETENDED_CALLS: &[libc::c_long] = &[
     #[cfg(target_arch = "x86_64")]
     libc::SYS_chown,
@@ -60,14 +60,6 @@ const PRETENDED_CALLS: &[libc::c_long] = &[
     libc::SYS_setuid,
 ];
 
-/// System calls that make files, each with the place of the mode among its arguments. Such a fake root only seems to make
-/// a device by them.
-const DEVICE_CALLS: &[(libc::c_long, u32)] = &[
-    #[cfg(target_arch = "x86_64")]
-    (libc::SYS_mknod, 1),
-    (libc::SYS_mknodat, 2),
-];
-
 /// Soft limit of open files. The hard one stays the host's, so that a task can raise its own.
 const OPEN_FILES: u64 = 4096;
 
@@ -76,17 +68,16 @@ const MAX_CAPABILITY: u32 = 63;
 
 /// Confines this process and everything it will start. `fakeroot` is what a fake root got.
 pub(super) fn confine(setup: &Setup, fakeroot: Option<&FakeRoot>) -> Result<(), StartFailure> {
-    umask(Mode::from_bits_truncate(0o022));
     let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).at("limit open files", "")?;
     setrlimit(Resource::RLIMIT_NOFILE, hard.min(OPEN_FILES), hard).at("limit open files", "")?;
     set_env(setup, fakeroot);
     set_no_new_privs().at("forbid new privileges", "")?;
     drop_capabilities(setup.fakeroot).at("drop capabilities", "")?;
-    let (pretended, devices) = match fakeroot {
-        Some(FakeRoot::Single { .. }) => (PRETENDED_CALLS, DEVICE_CALLS),
-        Some(FakeRoot::Range) | None => (&[][..], &[][..]),
+    let pretended = match fakeroot {
+        Some(FakeRoot::Single { .. }) => PRETENDED_CALLS,
+        Some(FakeRoot::Range) | None => &[],
     };
-    let filter = sys::Filter { denied: DENIED_CALLS, pretended, devices };
+    let filter = sys::Filter { denied: DENIED_CALLS, pretended };
     sys::filter_calls(&filter).at("filter system calls", "")?;
     // Last, as it closes this process's own /proc files. Without it a task of the same user could take the channel.
     set_dumpable(false).at("become undumpable", "")

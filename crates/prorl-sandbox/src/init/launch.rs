@@ -1,14 +1,18 @@
 //! The owner of a launcher: the process that starts Apptainer, hears what it has to say, and leaves nothing of it.
 //!
 //! A launcher starts helpers (for FUSE) that outlive it when it is killed, and its own children with it. So the owner is the
-//! reaper of them all, in a session of its own, and ends last. It waits for whichever comes first: the launcher's end, the
-//! channel's, or that of the sandbox's life. The guest in the image knows by a pipe that its owner lives.
+//! reaper of them all, in a session of its own, and ends last. It waits for whichever comes first: the launcher's end, a
+//! helper's, the channel's, or that of the sandbox's life. The guest in the image knows by a pipe that its owner lives.
 
 use std::{
     convert::Infallible,
     fs,
-    io::{PipeReader, PipeWriter, Read as _, pipe},
-    os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd},
+    io::{self, PipeReader, PipeWriter, Read as _, pipe},
+    os::{
+        fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd},
+        unix::fs::MetadataExt as _,
+    },
+    path::Path,
     process::{self, Child, Command, Stdio},
     time::Duration,
 };
@@ -18,9 +22,10 @@ use nix::{
         prctl::{set_child_subreaper, set_dumpable, set_name},
         signal::{Signal, kill},
         socket::{Shutdown, shutdown},
+        stat::umask,
         wait::{WaitPidFlag, WaitStatus, waitpid},
     },
-    unistd::{Pid, chdir, geteuid, setsid},
+    unistd::{AccessFlags, Pid, access, chdir, geteuid, setsid},
 };
 use prorl_core::hello::StartFailure;
 use rustix::{
@@ -29,7 +34,7 @@ use rustix::{
     process::{PidfdFlags, pidfd_open},
 };
 
-use super::{At, become_user, clock::Clock, confine, words::Words};
+use super::{At, PLAIN_UMASK, become_user, clock::Clock, confine, words::Words};
 use crate::{
     setup::{LAUNCHED_MARK, Launch, step},
     sys,
@@ -44,6 +49,9 @@ const ASKED: Duration = Duration::from_millis(700);
 /// How long what the launcher has left may take to end by itself, and then to do so when asked.
 const LEFT: [Duration; 2] = [Duration::from_millis(100), Duration::from_millis(300)];
 
+/// What a process that serves files by FUSE has open.
+const FUSE: &str = "/dev/fuse";
+
 /// How long the kernel may take to end what was killed.
 const KILLED: Duration = Duration::from_secs(5);
 
@@ -55,6 +63,7 @@ const KILLED: Duration = Duration::from_secs(5);
 pub fn launch(channel: &OwnedFd, order: &Launch) -> Result<Infallible, StartFailure> {
     sys::close_all_but(channel.as_fd()).at("close descriptors", "")?;
     set_name(c"prorl-owner").at("set name", "")?;
+    umask(PLAIN_UMASK);
     setsid().at("lead a session", "")?;
     confine::forbid_cores().at("limit core dumps", "")?;
     if let Some(user) = order.become_user {
@@ -63,6 +72,7 @@ pub fn launch(channel: &OwnedFd, order: &Launch) -> Result<Infallible, StartFail
     if geteuid().is_root() {
         return Err(Errno::PERM).at(step::BECOME_USER, "root"); // root inside would be root outside
     }
+    pass(&order.folder)?;
     set_dumpable(false).at("become undumpable", "")?;
     set_child_subreaper(true).at("adopt orphans", "")?;
     sys::reset_signals().at("reset signals", "")?;
@@ -76,11 +86,23 @@ pub fn launch(channel: &OwnedFd, order: &Launch) -> Result<Infallible, StartFail
     Err(StartFailure { step: step::LAUNCH.to_owned(), target: owner.last_words(end), errno: 0 })
 }
 
+/// Sees whether this user may pass through a folder, and names the topmost above it that is closed. A launcher would not.
+fn pass(folder: &Path) -> Result<(), StartFailure> {
+    let mut above: Vec<_> = folder.ancestors().collect();
+    above.reverse();
+    for path in above {
+        access(path, AccessFlags::X_OK).at(step::PASS_FOLDER, &path.to_string_lossy())?;
+    }
+    Ok(())
+}
+
 /// Why the waiting is over.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum End {
     /// The launcher has ended.
     Launcher,
+    /// A helper has ended that serves the image: what is in it can no more be read, and what tasks make of that means nothing.
+    Helper,
     /// The host is gone, or has hung up, or gives up waiting.
     Host,
     /// The sandbox has lived long enough, or the owner itself cannot go on.
@@ -96,6 +118,8 @@ struct Owner<'a> {
     line: PipeReader,
     /// Whether it has.
     is_up: bool,
+    /// Handles of what serves the image's files, once it has.
+    helpers: Vec<OwnedFd>,
 }
 
 impl<'a> Owner<'a> {
@@ -112,9 +136,15 @@ impl<'a> Owner<'a> {
         let pid = i32::try_from(launcher.id()).ok().and_then(rustix::process::Pid::from_raw);
         let handle = pid.ok_or(Errno::SRCH).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()));
         match handle {
-            Ok(handle) => {
-                Ok(Self { channel, launcher, handle, words: Words::new(words_in), line: line_in, is_up: false })
-            }
+            Ok(handle) => Ok(Self {
+                channel,
+                launcher,
+                handle,
+                words: Words::new(words_in),
+                line: line_in,
+                is_up: false,
+                helpers: Vec::new(),
+            }),
             Err(error) => {
                 let _ = launcher.kill();
                 let _ = launcher.wait();
@@ -133,6 +163,8 @@ impl<'a> Owner<'a> {
             let mut fds = vec![PollFd::new(&self.handle, PollFlags::IN), PollFd::new(self.channel, host)];
             let words_idx = push(&mut fds, self.words.pipe());
             let line_idx = push(&mut fds, (line_is_open && !self.is_up).then(|| self.line.as_fd()));
+            let first_helper_idx = fds.len();
+            fds.extend(self.helpers.iter().map(|helper| PollFd::new(helper, PollFlags::IN)));
             match poll(&mut fds, Some(&life.timespec())) {
                 Err(Errno::INTR) => continue,
                 Err(_) => return End::Life,
@@ -141,6 +173,7 @@ impl<'a> Owner<'a> {
             let has_news = |idx: Option<usize>| idx.is_some_and(|idx| !fds[idx].revents().is_empty());
             let (launcher_ended, host_ended) = (has_news(Some(0)), has_news(Some(1)));
             let (word, answer) = (has_news(words_idx), has_news(line_idx));
+            let helper_ended = fds[first_helper_idx..].iter().any(|fd| !fd.revents().is_empty());
             if word {
                 self.words.listen();
             }
@@ -149,10 +182,16 @@ impl<'a> Owner<'a> {
                 let n_read = self.line.read(&mut bytes).unwrap_or_default();
                 self.is_up = bytes[..n_read].contains(&LAUNCHED_MARK);
                 line_is_open = n_read > 0;
+                if self.is_up {
+                    self.helpers = fuse_servers();
+                }
                 continue; // what else there is comes again
             }
             if launcher_ended {
                 return End::Launcher;
+            }
+            if helper_ended {
+                return End::Helper;
             }
             if host_ended {
                 return End::Host;
@@ -239,7 +278,7 @@ impl<'a> Owner<'a> {
         match (words.is_empty(), end) {
             (false, _) => words,
             (true, End::Launcher) => "it ended without a word".to_owned(),
-            (true, End::Host | End::Life) => String::new(),
+            (true, End::Helper | End::Host | End::Life) => String::new(),
         }
     }
 }
@@ -257,7 +296,7 @@ fn spawn(
     order: &Launch,
     line: PipeWriter,
     words: PipeWriter,
-) -> std::io::Result<Child> {
+) -> io::Result<Child> {
     Command::new(program)
         .args(args)
         .env_clear()
@@ -277,13 +316,43 @@ fn signal_all(signal: Signal) {
 
 /// Returns the living and the unreaped children of this process, which are nobody else's until it reaps them.
 fn children() -> Vec<Pid> {
-    let listed = fs::read_to_string(format!("/proc/self/task/{}/children", process::id()));
-    let list = listed.unwrap_or_else(|_kernel_without_lists| children_of(process::id()));
-    list.split_whitespace().filter_map(|pid| pid.parse().ok().map(Pid::from_raw)).collect()
+    children_of(process::id()).into_iter().filter_map(|pid| i32::try_from(pid).ok().map(Pid::from_raw)).collect()
+}
+
+/// Returns handles of the processes below this one that serve a file system by FUSE. What is in another pid namespace, as the
+/// guest and its tasks are, is none of the launcher's.
+fn fuse_servers() -> Vec<OwnedFd> {
+    let pid_namespace = |pid: u32| fs::metadata(format!("/proc/{pid}/ns/pid")).ok().map(|meta| meta.ino());
+    let own = pid_namespace(process::id());
+    let mut found = Vec::new();
+    let mut left = children_of(process::id());
+    while let Some(pid) = left.pop() {
+        if pid_namespace(pid) != own {
+            continue;
+        }
+        left.extend(children_of(pid));
+        // First the handle: what is read afterwards is this process's, or nothing of ours has that number any more.
+        let number = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw);
+        let handle = number.and_then(|number| pidfd_open(number, PidfdFlags::empty()).ok());
+        let mut files = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+        let is_fuse = |file: fs::DirEntry| fs::read_link(file.path()).is_ok_and(|to| to == Path::new(FUSE));
+        if files.any(is_fuse) {
+            found.extend(handle);
+        }
+    }
+    found
+}
+
+/// Returns the children of a process, whichever of its threads has started them.
+fn children_of(parent: u32) -> Vec<u32> {
+    let tasks = fs::read_dir(format!("/proc/{parent}/task")).into_iter().flatten().flatten();
+    let lists: io::Result<String> = tasks.map(|task| fs::read_to_string(task.path().join("children"))).collect();
+    let list = lists.unwrap_or_else(|_kernel_without_lists| search_children(parent));
+    list.split_whitespace().filter_map(|pid| pid.parse().ok()).collect()
 }
 
 /// Finds the children of a process among all.
-fn children_of(parent: u32) -> String {
+fn search_children(parent: u32) -> String {
     let parent = parent.to_string();
     let mut found = String::new();
     for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
@@ -305,9 +374,10 @@ mod tests {
     #[test]
     fn children_are_found_with_and_without_the_kernels_list() {
         let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
-        let found = children_of(process::id());
+        let (searched, listed) = (search_children(process::id()), children_of(process::id()));
         child.kill().unwrap();
         child.wait().unwrap();
-        assert!(found.split_whitespace().any(|pid| pid == child.id().to_string()), "{found}");
+        assert!(searched.split_whitespace().any(|pid| pid == child.id().to_string()), "{searched}");
+        assert!(listed.contains(&child.id()), "{listed:?}");
     }
 }

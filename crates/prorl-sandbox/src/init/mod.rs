@@ -19,6 +19,7 @@
 //! # Ok::<(), std::io::Error>(())
 //! ```
 
+mod binds;
 mod clock;
 mod confine;
 mod etc;
@@ -49,6 +50,7 @@ use nix::{
     sys::{
         prctl::{set_dumpable, set_name, set_pdeathsig},
         signal::Signal,
+        stat::{Mode, umask},
         wait::waitpid,
     },
     unistd::{Gid, Pid, Uid, chdir, geteuid, pipe2, setgroups, setresgid, setresuid, setsid},
@@ -68,6 +70,9 @@ use crate::{
 
 /// How long process 1 may take to end everything by itself after the channel has closed, in milliseconds.
 const GRACE_MS: u16 = 200;
+
+/// Others may read what a sandbox makes, and not write it.
+const PLAIN_UMASK: Mode = Mode::S_IWGRP.union(Mode::S_IWOTH);
 
 /// What process 1 knows of its sandbox.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -150,13 +155,15 @@ pub fn enter(channel: &OwnedFd, setup: &Setup) -> Result<Facts, StartFailure> {
     sys::close_all_but(channel.as_fd()).at("close descriptors", "")?;
     // A program executed from memory is called by its descriptor's number otherwise.
     set_name(c"prorl-guest").at("set name", "")?;
+    // The host's own would get into the modes of the folders and files that are made here.
+    umask(PLAIN_UMASK);
     confine::forbid_cores().at("limit core dumps", "")?;
     let outside = etc::Outside::read(setup);
     if let Some(user) = setup.become_user {
         become_user(user)?;
     }
     let is_launched = setup.image == Image::Root;
-    let launcher_namespace = if is_launched { Some(inode("/proc/self/ns/user")?) } else { None };
+    let launcher_namespace = if is_launched { Some(launcher_namespace(setup)?) } else { None };
     let fakeroot = make_namespaces(setup)?;
     // That the parent keeps the writing end of a pipe is how the child knows that the parent lives: a parent-death signal
     // asked for too late never comes.
@@ -180,6 +187,18 @@ pub fn enter(channel: &OwnedFd, setup: &Setup) -> Result<Facts, StartFailure> {
             Ok(facts)
         }
     }
+}
+
+/// Returns the user namespace that a launcher has made around this process.
+///
+/// One that made none, as a wrapper around it may have it, has not made a root file system either; and whoever took that
+/// namespace for the sandbox's would take every process of the user for one of the sandbox.
+fn launcher_namespace(setup: &Setup) -> Result<u64, StartFailure> {
+    let own = inode("/proc/self/ns/user")?;
+    if setup.outer_namespace.is_none_or(|outer| outer == own) {
+        return Err(StartFailure { step: step::LAUNCHED.to_owned(), target: String::new(), errno: 0 });
+    }
+    Ok(own)
 }
 
 /// Gives up root for good, before anything is made.

@@ -5,7 +5,7 @@
 //! the host's tree on it, is detached: nothing of it can be reached any more.
 
 use std::{
-    fs, io,
+    fs,
     os::unix::fs::{PermissionsExt as _, symlink},
     path::{Component, Path, PathBuf},
 };
@@ -17,17 +17,21 @@ use nix::{
 };
 use prorl_core::hello::StartFailure;
 
-use super::{At, etc, folders};
+use super::{
+    At,
+    binds::{self, Layers},
+    etc, folders,
+};
 use crate::{
     Image,
-    setup::{Bind, HOME, Setup, WORKSPACE, step},
+    setup::{HOME, Setup, WORKSPACE, step},
     sys::{self, Seal},
 };
 
 /// The host's tree, on the stage.
 const HOST: &str = "/host";
 /// The sandbox's tree, on the stage.
-const ROOT: &str = "/root";
+pub(super) const ROOT: &str = "/root";
 /// The tmpfs that everything written inside goes to, on the stage.
 const LAYER: &str = "/layer";
 /// The unpacked image under a name that overlayfs can take, on the stage.
@@ -43,7 +47,7 @@ const FOLDERS: &[&str] = &["dev", "etc", "proc", "root", "run", "tmp", "var/tmp"
 const OWN: &[&str] = &["etc", "home", "root", "run", "sys", "workspace"];
 
 /// Top folders of an image that something else is mounted on, whatever they hold; the last is a launcher's.
-const COVERED: &[&str] = &["dev", "proc", "tmp", ".prorl"];
+pub(super) const COVERED: &[&str] = &["dev", "proc", "tmp", ".prorl"];
 
 /// A file in an image's root above this size is shown read-only instead of copied, in bytes.
 const MAX_COPY_BYTES: u64 = 1 << 20;
@@ -77,9 +81,7 @@ pub(super) fn build(setup: &Setup, outside: &etc::Outside) -> Result<(), StartFa
     tmpfs(&inside("/tmp"), setup.tmp_bytes, 0o1777, NO_DEVICES)?;
     devices(setup)?;
     proc()?;
-    for bind in &setup.binds {
-        mount_bind(bind)?;
-    }
+    binds::mount_all(&setup.binds)?;
     enter()
 }
 
@@ -127,14 +129,8 @@ fn from_host(setup: &Setup, outside: &etc::Outside) -> Result<(), StartFailure> 
     let etc = base.join("etc");
     let shown = etc::copy_shown(&Path::new(HOST).join("etc"), &etc)?;
     etc::generate(&etc, None, setup, outside)?;
-    for bind in &setup.binds {
-        // A target inside a top folder has its place in that folder's layer, any other in the root's.
-        let under = tops.iter().find_map(|name| Some((name, bind.target.strip_prefix(format!("/{name}")).ok()?)));
-        match under {
-            Some((name, rest)) => make_target(&layer(name), rest, bind)?,
-            None => make_target(&base, &bind.target, bind)?,
-        }
-    }
+    let layers = Layers { base: &base, image: Path::new(HOST), tops: Some(&tops) };
+    binds::prepare(&setup.binds, &layers)?;
     bind_mount(&base, Path::new(ROOT))?;
     for name in tops {
         let (lower, upper, target) = (format!("{HOST}/{name}"), layer(name), inside(name));
@@ -164,9 +160,7 @@ fn from_directory(path: &Path, setup: &Setup, outside: &etc::Outside) -> Result<
     // What is made in the layer beforehand is ours, whoever owns the image's folders, and no link of the image is followed.
     furnish(&upper)?;
     etc::generate(&upper.join("etc"), Some(Path::new(IMAGE)), setup, outside)?;
-    for bind in &setup.binds {
-        make_target(&upper, &bind.target, bind)?;
-    }
+    binds::prepare(&setup.binds, &Layers { base: &upper, image: Path::new(IMAGE), tops: None })?;
     if add_layer(setup, IMAGE, &upper, &layer("work"), ROOT)? {
         return Ok(());
     }
@@ -179,9 +173,7 @@ fn from_root(setup: &Setup, outside: &etc::Outside) -> Result<(), StartFailure> 
     make_dir(&upper)?;
     furnish(&upper)?;
     etc::generate(&upper.join("etc"), Some(Path::new(HOST)), setup, outside)?;
-    for bind in &setup.binds {
-        make_target(&upper, &bind.target, bind)?;
-    }
+    binds::prepare(&setup.binds, &Layers { base: &upper, image: Path::new(HOST), tops: None })?;
     // As a whole it cannot be a layer's lower part: the launcher has mounted things in it.
     by_folders(setup, Path::new(HOST), &upper)
 }
@@ -375,37 +367,8 @@ fn forbid_namespaces(folder: &str) -> Result<(), StartFailure> {
     Ok(())
 }
 
-/// Makes what a bind is mounted on: a folder or an empty file at `target`, below `base`.
-fn make_target(base: &Path, target: &Path, bind: &Bind) -> Result<(), StartFailure> {
-    let source = on_stage(&bind.source);
-    let meta = fs::metadata(&source).at(step::OPEN_BIND, &bind.source.to_string_lossy())?;
-    let at = below(base, target);
-    if meta.is_dir() {
-        return make_dir(&at);
-    }
-    if let Some(parent) = at.parent() {
-        make_dir(parent)?;
-    }
-    match fs::OpenOptions::new().write(true).create_new(true).open(&at) {
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
-            Err(error).at("make bind target", &bind.target.to_string_lossy())
-        }
-        Ok(_) | Err(_) => Ok(()),
-    }
-}
-
-fn mount_bind(bind: &Bind) -> Result<(), StartFailure> {
-    let target = below(Path::new(ROOT), &bind.target);
-    let name = bind.target.to_string_lossy();
-    bind_mount(&on_stage(&bind.source), &target)
-        .map_err(|failure| StartFailure { target: name.to_string(), ..failure })?;
-    // A bind may be a device on purpose.
-    let seal = if bind.writable { Seal::Writable } else { Seal::ReadOnly };
-    sys::seal_mount(&target, seal).at("make read-only", &name)
-}
-
 /// Where a path of the host is while the stage is the root.
-fn on_stage(path: &Path) -> PathBuf {
+pub(super) fn on_stage(path: &Path) -> PathBuf {
     below(Path::new(HOST), path)
 }
 
@@ -413,7 +376,7 @@ fn below(base: &Path, path: &Path) -> PathBuf {
     base.join(path.components().filter(|part| matches!(part, Component::Normal(_))).collect::<PathBuf>())
 }
 
-fn layer(name: &str) -> PathBuf {
+pub(super) fn layer(name: &str) -> PathBuf {
     Path::new(LAYER).join(name)
 }
 
@@ -429,7 +392,7 @@ fn change(target: &str, flags: MsFlags) -> Result<(), StartFailure> {
     mount(None::<&str>, target, None::<&str>, flags, None::<&str>).at(step::MOUNT, target)
 }
 
-fn bind_mount(source: &Path, target: &Path) -> Result<(), StartFailure> {
+pub(super) fn bind_mount(source: &Path, target: &Path) -> Result<(), StartFailure> {
     // Recursive, because the kernel refuses to show what lies under a mount that it has locked.
     let flags = MsFlags::MS_BIND | MsFlags::MS_REC;
     mount(Some(source), target, None::<&str>, flags, None::<&str>).at(step::MOUNT, &target.to_string_lossy())

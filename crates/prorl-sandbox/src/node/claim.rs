@@ -11,7 +11,7 @@ use tokio::sync::OwnedSemaphorePermit;
 
 use super::{
     Node, folder,
-    process::{self, Handle, Process},
+    process::{self, Handle, Maker, Process},
     record::{self, Event, Reach, Record, Standing},
     sweep,
 };
@@ -33,6 +33,7 @@ pub(crate) struct Claim {
     record: Mutex<Record>,
     run_dir: Mutex<Option<PathBuf>>,
     is_settled: AtomicBool,
+    maker: Maker,
 }
 
 impl Claim {
@@ -42,7 +43,7 @@ impl Claim {
         let id = format!("{runtime}-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
         record::create(&folder::record(node.folder(), &id), &Event::Claimed { runtime: runtime.to_owned() })?;
         let (record, run_dir) = (Mutex::new(Record::default()), Mutex::new(None));
-        Ok(Self { node, id, record, run_dir, is_settled: AtomicBool::new(false) })
+        Ok(Self { node, id, record, run_dir, is_settled: AtomicBool::new(false), maker: Maker::this() })
     }
 
     /// Returns the sandbox's name: the runtime's, this process's number and a count.
@@ -69,12 +70,13 @@ impl Claim {
     /// Writes down the outer process, an unreaped child of this one. To be called before the process is told what to do: one
     /// that is not written down yet must be one that ends by itself when this process is killed.
     pub(crate) fn spawned(&self, outer_pid: u32, reach: Reach) -> io::Result<()> {
-        self.note(Event::Spawned { outer: Process::of(outer_pid)?, reach })
+        let outer = Process::of(outer_pid)?.ok_or(io::Error::from_raw_os_error(libc::ESRCH))?;
+        self.note(Event::Spawned { outer, reach })
     }
 
     /// Writes down what came with the hello, while both the outer process and process 1 are known to be there.
-    pub(crate) fn stands(&self, inner_pid: u32, user_namespaces: Vec<u64>) -> io::Result<()> {
-        self.note(Event::Stands(Standing { inner: Process::of(inner_pid)?, at: process::now()?, user_namespaces }))
+    pub(crate) fn stands(&self, inner: Process, user_namespaces: Vec<u64>) -> io::Result<()> {
+        self.note(Event::Stands(Standing { inner, at: process::now()?, user_namespaces }))
     }
 
     fn note(&self, event: Event) -> io::Result<()> {
@@ -91,6 +93,11 @@ impl Claim {
         sweep::kill(&record)
     }
 
+    /// Tells whether it was settled.
+    pub(crate) fn is_settled(&self) -> bool {
+        self.is_settled.load(Ordering::Relaxed)
+    }
+
     /// Removes the sandbox's folder and record, once nothing of it runs any more. Once is enough.
     pub(crate) fn settle(&self) {
         if self.is_settled.swap(true, Ordering::Relaxed) {
@@ -105,7 +112,7 @@ impl Claim {
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        if self.is_settled.load(Ordering::Relaxed) {
+        if self.is_settled() || !self.maker.is_here() {
             return;
         }
         if self.record.get_mut().spawned.is_none() {

@@ -20,6 +20,9 @@ use super::{
 /// takes its time.
 const REAP: u64 = 30 * TICKS_PER_SECOND;
 
+/// How long a process may take to be gone that cannot be killed for want of a proof, in clock ticks.
+const UNPROVEN: u64 = 2 * TICKS_PER_SECOND;
+
 /// How soon a thing is tried again that failed for want of something, such as open files, in milliseconds.
 const RETRY_MS: u64 = 100;
 
@@ -138,7 +141,7 @@ impl Case {
             match &mut self.stage {
                 Stage::Fresh => {
                     let Some((outer, _)) = self.record.spawned else { return Ok(true) };
-                    if let Some(outer) = outer.open()? {
+                    if let Some(outer) = outer.watch()? {
                         self.stage = Stage::Ending(outer);
                         continue;
                     }
@@ -160,7 +163,11 @@ impl Case {
                 self.until = time().saturating_add(REAP);
             }
             // Again and again until none is found: one that forks may have been missed.
-            let left = sweep::kill(&self.record)?;
+            let left = sweep::kill(&self.record).inspect_err(|error| {
+                if error.kind() == io::ErrorKind::PermissionDenied {
+                    self.until = self.until.min(time().saturating_add(UNPROVEN));
+                }
+            })?;
             if left.is_empty() {
                 return Ok(true);
             }

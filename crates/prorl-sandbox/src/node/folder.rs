@@ -23,6 +23,10 @@ pub(crate) const ORIGIN: &str = "node";
 /// What that file is called until it is whole.
 pub(crate) const NEW_ORIGIN: &str = "node.new";
 
+/// The bit in the mode of a folder of all instances that says that we made it, and may remove it. It is the sticky bit, which
+/// means nothing where only the owner may write. A folder that somebody else has made for us stays.
+pub(crate) const OURS: u32 = 0o1000;
+
 /// The folder of records.
 pub(crate) const BOXES: &str = "boxes";
 
@@ -95,10 +99,12 @@ pub(crate) fn remove_instance(instance: &Path) -> io::Result<()> {
     remove_empty(instance)
 }
 
-/// Removes an empty instance, and the folder of all instances if it was the only one.
+/// Removes an empty instance, and the folder of all instances if it was the only one and we made it.
 pub(crate) fn remove_empty(instance: &Path) -> io::Result<()> {
     gone(fs::remove_dir(instance))?;
-    if let Some(dir) = instance.parent() {
+    if let Some(dir) = instance.parent()
+        && fs::symlink_metadata(dir).is_ok_and(|meta| meta.mode() & OURS != 0)
+    {
         let _ = fs::remove_dir(dir); // others may be in it
     }
     Ok(())

@@ -8,10 +8,7 @@ use std::{
     thread,
 };
 
-use nix::{
-    fcntl::{Flock, FlockArg},
-    unistd::geteuid,
-};
+use nix::fcntl::{Flock, FlockArg};
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 
@@ -20,6 +17,7 @@ use super::{
     executable, folder,
     folder::Origin,
     link::Link,
+    process::Maker,
     reconcile,
     wire::Request,
 };
@@ -46,7 +44,7 @@ impl NodeConfig {
     pub fn new(guest: impl Into<PathBuf>) -> Self {
         let n_processors = thread::available_parallelism().map_or(1, NonZeroUsize::get);
         Self {
-            dir: std::env::temp_dir().join(format!("prorl-{}", geteuid())),
+            dir: std::env::temp_dir().join(format!("prorl-{}", nix::unistd::geteuid())),
             guest: guest.into(),
             max_starting: NonZeroUsize::new((2 * n_processors).max(MIN_STARTING)).unwrap_or(NonZeroUsize::MIN),
         }
@@ -57,7 +55,10 @@ impl NodeConfig {
 ///
 /// Runtimes start sandboxes on a node, and hold it. When the last clone is dropped, or this process ends however it does,
 /// the node's keeper ends every sandbox that is left and removes every file. Dropping the last clone waits up to a second
-/// for that.
+/// for that. A copy that a forked process has is not the node's: dropping it there ends nothing.
+///
+/// Should the keeper be killed, a thread of this process does its work; then what is left when this process is killed too is
+/// removed by the next that opens a node here.
 #[derive(Clone, Debug)]
 pub struct Node {
     shared: Arc<Shared>,
@@ -66,12 +67,13 @@ pub struct Node {
 #[derive(Debug)]
 struct Shared {
     config: NodeConfig,
-    folder: PathBuf,
     /// The guest as a file with a name, once somebody wanted one.
     guest_file: Mutex<Option<PathBuf>>,
     starting: Arc<Semaphore>,
     link: Link,
-    _lock: Flock<File>,
+    /// There until the drop.
+    lock: Option<Flock<File>>,
+    maker: Maker,
 }
 
 impl Node {
@@ -86,19 +88,20 @@ impl Node {
         let dir = std::path::absolute(&config.dir).map_err(|source| SandboxError::at("find node folder", source))?;
         let origin = origin().map_err(|source| SandboxError::at("identify machine", source))?;
         let keep = Keep { dir: dir.clone(), host: origin.host.clone(), boot_id: origin.boot_id.clone() };
-        let (link, folder) = Link::start(&config.guest, keep)?;
-        let lock = folder::lock(&folder, FlockArg::LockSharedNonblock)
+        let link = Link::start(&config.guest, keep)?;
+        let lock = folder::lock(link.folder(), FlockArg::LockSharedNonblock)
             .and_then(|lock| lock.ok_or_else(|| io::Error::other("somebody else has locked it")))
             .map_err(|source| SandboxError::at("lock node folder", source))?;
-        reconcile::others(&dir, &folder, &origin);
+        reconcile::others(&dir, link.folder(), &origin);
         let starting = Arc::new(Semaphore::new(config.max_starting.get().min(Semaphore::MAX_PERMITS)));
-        let shared = Shared { config, folder, guest_file: Mutex::new(None), starting, link, _lock: lock };
+        let (guest_file, maker) = (Mutex::new(None), Maker::this());
+        let shared = Shared { config, guest_file, starting, link, lock: Some(lock), maker };
         Ok(Self { shared: Arc::new(shared) })
     }
 
     /// Returns this node's own folder.
     pub fn folder(&self) -> &Path {
-        &self.shared.folder
+        self.shared.link.folder()
     }
 
     /// Returns the guest's program, as a path for this process to execute. It may mean nothing to another program.
@@ -143,9 +146,15 @@ impl Node {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        // A keeper that was killed has left everything as it was.
-        if self.link.close() && self.folder.exists() && folder::boxes(&self.folder).is_ok_and(|left| left.is_empty()) {
-            let _ = folder::remove_instance(&self.folder);
+        if !self.maker.is_here() {
+            // Unlocked here, it would be unlocked for the maker too.
+            std::mem::forget(self.lock.take());
+            return;
+        }
+        let folder = self.link.folder();
+        // A keeper that was killed, and that nothing could stand in for, has left everything as it was.
+        if self.link.close() && folder.exists() && folder::boxes(folder).is_ok_and(|left| left.is_empty()) {
+            let _ = folder::remove_instance(folder);
         }
     }
 }

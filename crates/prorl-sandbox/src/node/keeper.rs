@@ -2,7 +2,7 @@
 
 use std::{
     fs::{self, File, Permissions},
-    io::{self, Read as _, Write as _},
+    io::{self, Write as _},
     os::{
         fd::{AsFd as _, OwnedFd},
         unix::{
@@ -12,34 +12,26 @@ use std::{
     },
     path::{Path, PathBuf},
     process,
-    time::Duration,
 };
 
 use nix::{
     fcntl::{Flock, FlockArg},
-    sys::{
-        prctl::set_name,
-        signal::SigSet,
-        socket::{getsockopt, sockopt::PeerCredentials},
-    },
+    sys::{prctl::set_name, signal::SigSet},
     unistd::{chdir, geteuid, setsid},
 };
 use prorl_core::frame;
 
 use super::{
-    endings::Endings,
+    attend::{Server, attend},
     folder::{self, Origin},
-    process::{Handle, Process, now},
+    process::now,
     raise_open_files,
-    wire::{Kept, Problem, Refusal, Request},
+    wire::{Kept, Problem, Refusal},
 };
 use crate::{
     setup::Keep,
     sys::{self, Fork},
 };
-
-/// How long a sandbox may take to end by itself after its server. Its own processes allow themselves about two seconds.
-const PATIENCE: Duration = Duration::from_secs(5);
 
 /// How often a folder is made anew because somebody else was just removing the one above it, or has the name.
 const TRIES: u32 = 1000;
@@ -74,74 +66,17 @@ fn serve(channel: UnixStream, keep: &Keep) -> io::Result<()> {
         Ok(made) => made,
         Err(refusal) => return answer(&channel, &Kept::Refused(refusal)),
     };
-    // The channel stays open until the end, because the last user of a node waits for that.
-    let mut server = Server::new(channel);
+    let server = Server::new(channel);
     if let Some(server) = &server {
         let name = instance.file_name().unwrap_or_default().to_string_lossy().into_owned();
         // One that is gone already is found to be so below.
-        let _ = answer(&server.channel, &Kept::Folder(name));
+        let _ = answer(server.channel(), &Kept::Made { name, pid: process::id() });
     }
-    let mut endings = Endings::new(instance.clone(), PATIENCE);
-    while let Some(server) = server.as_mut().filter(|server| server.is_present) {
-        endings.advance();
-        let [asks, ended] = endings.wait([server.channel.as_fd(), server.process.as_fd()]);
-        server.is_present = !ended && (!asks || server.read(&mut endings));
-    }
-    endings.add_all()?;
-    loop {
-        endings.advance();
-        if endings.is_empty() {
-            break;
-        }
-        endings.wait([]);
-    }
-    // What survives a kill keeps its record, for whoever opens a node here next.
-    if endings.n_left() == 0 {
-        folder::remove_instance(&instance)?;
-    }
-    drop((lock, server));
-    Ok(())
+    attend(&instance, server, lock)
 }
 
 fn answer(mut channel: &UnixStream, kept: &Kept) -> io::Result<()> {
     channel.write_all(&frame::encode(kept).map_err(io::Error::other)?)
-}
-
-/// The server.
-struct Server {
-    /// Whether it has neither hung up nor ended.
-    is_present: bool,
-    channel: UnixStream,
-    requests: frame::Decoder,
-    /// A child that the server forks may hold its end of the channel longer than the server lives.
-    process: Handle,
-}
-
-impl Server {
-    /// Returns nothing of a server that has ended.
-    fn new(channel: UnixStream) -> Option<Self> {
-        channel.set_nonblocking(true).ok()?;
-        let pid = getsockopt(&channel, PeerCredentials).ok()?.pid();
-        let process = Process::of(pid.try_into().ok()?).and_then(Process::open).ok()??;
-        Some(Self { is_present: true, channel, requests: frame::Decoder::default(), process })
-    }
-
-    /// Takes in what the server asks for; tells whether it may ask for more.
-    fn read(&mut self, endings: &mut Endings) -> bool {
-        let mut bytes = [0; 4096];
-        match (&self.channel).read(&mut bytes) {
-            Ok(n_bytes @ 1..) => self.requests.push(&bytes[..n_bytes]),
-            Ok(_) => return false,
-            Err(error) => return matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted),
-        }
-        loop {
-            match self.requests.pop() {
-                Ok(Some(Request::End(id))) => endings.add(id),
-                Ok(None) => return true,
-                Err(_garbage) => return false,
-            }
-        }
-    }
 }
 
 /// Makes an instance folder and locks it. Leaves nothing when it cannot.
@@ -155,9 +90,9 @@ fn make(keep: &Keep) -> Result<(PathBuf, Flock<File>), Refusal> {
         }
     };
     let mode = folder::open_mode();
-    let started = now().map_err(call(Path::new("/proc/uptime")))?;
+    let started = now().map_err(call(Path::new("/proc")))?;
     for attempt in 0..TRIES {
-        match folder::make(&keep.dir, mode) {
+        match folder::make(&keep.dir, mode | folder::OURS) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => match check(&keep.dir, mode) {
                 Err(Refusal { errno: libc::ENOENT, .. }) => continue, // the last instance in it has just ended
                 checked => checked?,

@@ -22,8 +22,13 @@ pub(super) const COUNT: u32 = (1 << 14) * PER_GROUP;
 /// How many of 256 neighbours are used.
 const PER_GROUP: u32 = 254;
 
-/// How many addresses in a row may be taken before a search is given up.
-const TRIES: u32 = 1 << 16;
+/// How many addresses may be found taken before a search is given up. After the first few, more is only needed where most of
+/// the range is taken.
+const TRIES: u32 = 256;
+
+/// How many addresses in a row are tried before a search goes on at another place: a program on this network can take
+/// thousands in a row, but not many of millions.
+const RUN: u32 = 16;
 
 /// A loopback address that no other sandbox of this machine has, whichever process or user started it.
 ///
@@ -32,8 +37,8 @@ const TRIES: u32 = 1 << 16;
 /// the kernel gives one to a single socket at a time, and frees it with the last process that holds the socket, however
 /// that ends. No file is left behind and none is trusted.
 ///
-/// Each process begins at a random place and goes on from there, so that a lease takes one try unless thousands of
-/// processes have met.
+/// Each process begins at a random place and goes on from there, or from another such place where it meets others, so that a
+/// lease takes one try as a rule, and few whoever holds how many.
 #[derive(Debug)]
 pub struct Loopback {
     address: Ipv4Addr,
@@ -44,20 +49,19 @@ impl Loopback {
     /// Leases an address until the value is dropped, and every copy of its descriptor closed.
     ///
     /// # Errors
-    /// [`io::ErrorKind::AddrNotAvailable`] when 65,536 addresses in a row are taken; otherwise what the system says, as
-    /// when this process may open no more files.
+    /// [`io::ErrorKind::AddrNotAvailable`] when all of 256 addresses here and there are taken; otherwise what the system says,
+    /// as when this process may open no more files.
     pub fn lease() -> io::Result<Self> {
-        static NEXT: LazyLock<AtomicU32> = LazyLock::new(|| {
-            // The only source of random numbers in the standard library.
-            let [a, b, c, d, ..] = RandomState::new().hash_one(std::process::id()).to_le_bytes();
-            AtomicU32::new(u32::from_le_bytes([a, b, c, d]) % COUNT)
-        });
+        static NEXT: LazyLock<AtomicU32> = LazyLock::new(|| AtomicU32::new(anywhere()));
         Self::lease_from(&NEXT)
     }
 
-    /// Leases the first address from a place on that is free, and moves the place behind it.
+    /// Leases the first address from a place on that is free, or one anywhere if that is far; moves the place behind it.
     pub(super) fn lease_from(next: &AtomicU32) -> io::Result<Self> {
-        for _ in 0..TRIES {
+        for try_idx in 0..TRIES {
+            if try_idx > 0 && try_idx % RUN == 0 {
+                next.store(anywhere(), Ordering::Relaxed);
+            }
             let address = nth(next.fetch_add(1, Ordering::Relaxed) % COUNT);
             let name = SocketAddr::from_abstract_name(format!("prorl-loopback-{address}"))?;
             match UnixDatagram::bind_addr(&name) {
@@ -66,7 +70,7 @@ impl Loopback {
                 Err(error) => return Err(error),
             }
         }
-        let taken = "65,536 loopback addresses in a row are taken (ss -xl shows by whom)";
+        let taken = "all of 256 loopback addresses here and there are taken (ss -xl shows by whom)";
         Err(io::Error::new(io::ErrorKind::AddrNotAvailable, taken))
     }
 
@@ -81,6 +85,13 @@ impl AsFd for Loopback {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.lease.as_fd()
     }
+}
+
+/// Returns a random index.
+fn anywhere() -> u32 {
+    // The only source of random numbers in the standard library; each state is another one.
+    let [a, b, c, d, ..] = RandomState::new().hash_one(std::process::id()).to_le_bytes();
+    u32::from_le_bytes([a, b, c, d]) % COUNT
 }
 
 /// Returns the address of this index: no one ends in 0 or 255, which some programs take for a network or for all of one.
@@ -115,6 +126,17 @@ mod tests {
         assert!(three.address() > two.address(), "{copy:?} still holds {address}: {three:?}");
         drop(copy);
         assert_eq!(Loopback::lease_from(&next()).unwrap().address(), address);
+    }
+
+    #[test]
+    fn a_thousand_taken_in_a_row_cost_a_few_tries() {
+        let next = AtomicU32::new(anywhere());
+        let first = next.load(Ordering::Relaxed);
+        let held: Vec<_> = (0..1000).map(|_| Loopback::lease_from(&next).unwrap()).collect();
+        let again = AtomicU32::new(first);
+        Loopback::lease_from(&again).unwrap();
+        let (tried, row) = (again.load(Ordering::Relaxed).wrapping_sub(first), 0..=1100);
+        assert!(!row.contains(&tried), "it went along the row: {tried} of {}", held.len());
     }
 
     #[test]

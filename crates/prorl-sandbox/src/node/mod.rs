@@ -5,6 +5,7 @@
 //! proves it, kills what stays, and removes every file. Should both be killed, the next process that opens a node here
 //! does the same.
 
+mod attend;
 mod endings;
 mod folder;
 mod process;
@@ -36,7 +37,11 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 #[cfg(feature = "init")]
 pub use self::keeper::keep;
 #[cfg(feature = "host")]
-pub(crate) use self::{claim::Claim, record::Reach};
+pub(crate) use self::{
+    claim::Claim,
+    process::{Handle, Maker, Process, descends, has_ended},
+    record::Reach,
+};
 #[cfg(feature = "host")]
 pub use self::{
     host::{Node, NodeConfig},

@@ -47,7 +47,7 @@ pub(super) fn others(dir: &Path, own: &Path, here: &Origin) {
 enum Found {
     /// Its server or its keeper lives.
     Alive,
-    /// It is another machine's.
+    /// It is another machine's, or of another pid namespace and not empty.
     Elsewhere,
     /// It is gone.
     Removed { n_boxes: usize },
@@ -74,7 +74,7 @@ fn one(instance: &Path, here: &Origin) -> io::Result<Found> {
         Err(error) => return Err(error),
     };
     let Some(there) = origin(instance)? else {
-        // Its keeper was killed while it made or removed the folder.
+        // Its keeper was killed while it made or removed the folder, or the disk has lost what it wrote.
         remove_unfinished(instance)?;
         return Ok(Found::Removed { n_boxes: 0 });
     };
@@ -84,8 +84,12 @@ fn one(instance: &Path, here: &Origin) -> io::Result<Found> {
         return Ok(Found::Elsewhere);
     }
     let n_boxes = folder::boxes(instance)?.len();
-    // Process numbers mean nothing after the next boot, nor in another pid namespace.
-    if is_same_boot && there.pid_namespace == here.pid_namespace {
+    // Process numbers mean nothing in another pid namespace; what is recorded may live there, and somebody there can end it.
+    if is_same_boot && there.pid_namespace != here.pid_namespace && n_boxes > 0 {
+        return Ok(Found::Elsewhere);
+    }
+    // Nor after the next boot.
+    if is_same_boot && n_boxes > 0 {
         let mut endings = Endings::new(instance.to_owned(), PATIENCE);
         endings.add_all()?;
         loop {
@@ -104,16 +108,34 @@ fn one(instance: &Path, here: &Origin) -> io::Result<Found> {
     Ok(Found::Removed { n_boxes })
 }
 
-/// Removes an instance that was never finished, or is no more whole: one that does not say whose it is holds nothing.
+/// Removes an instance that was never finished, or is no more whole. One that does not say whose it is holds nothing: if it
+/// does hold something, it is left as it is.
 fn remove_unfinished(instance: &Path) -> io::Result<()> {
-    for name in [folder::BOXES, folder::RUN] {
+    let folders = [folder::BOXES, folder::RUN];
+    let files = [folder::GUEST, folder::NEW_ORIGIN, folder::ORIGIN];
+    let mut paths = vec![instance.to_owned()];
+    paths.extend(folders.map(|name| instance.join(name)).into_iter().filter(|path| path.exists()));
+    for path in paths {
+        for entry in fs::read_dir(&path)? {
+            let name = entry?.file_name();
+            if path != instance || !folders.iter().chain(&files).any(|known| name == *known) {
+                return Err(io::Error::new(
+                    io::ErrorKind::InvalidData,
+                    "it does not say whose it is, and is not empty",
+                ));
+            }
+        }
+    }
+    for name in folders {
         folder::gone(fs::remove_dir(instance.join(name)))?;
     }
-    folder::gone(fs::remove_file(instance.join(folder::NEW_ORIGIN)))?;
+    for name in files {
+        folder::gone(fs::remove_file(instance.join(name)))?;
+    }
     folder::remove_empty(instance)
 }
 
-/// Reads whose an instance is; nothing where it was never said.
+/// Reads whose an instance is; nothing where it was never said, or cannot be understood any more.
 fn origin(instance: &Path) -> io::Result<Option<Origin>> {
     let bytes = match fs::read(instance.join(folder::ORIGIN)) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -121,8 +143,5 @@ fn origin(instance: &Path) -> io::Result<Option<Origin>> {
     };
     let mut decoder = frame::Decoder::default();
     decoder.push(&bytes);
-    match decoder.pop() {
-        Ok(Some(origin)) => Ok(Some(origin)),
-        Ok(None) | Err(_) => Err(io::Error::new(io::ErrorKind::InvalidData, "it does not say whose it is")),
-    }
+    Ok(decoder.pop().ok().flatten())
 }

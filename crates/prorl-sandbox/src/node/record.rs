@@ -125,8 +125,8 @@ mod tests {
     }
 
     fn events() -> [Event; 3] {
-        let outer = Process { pid: 7, started: 70 };
-        let inner = Process { pid: 8, started: 71 };
+        let outer = Process { pid: 7, started: Some(70), inode: None };
+        let inner = Process { pid: 8, started: Some(71), inode: None };
         [
             Event::Claimed { runtime: "namespace".to_owned() },
             Event::Spawned { outer, reach: Reach::Session },
@@ -166,6 +166,9 @@ mod tests {
         create(&path, &events()[0]).unwrap();
         assert_eq!(create(&path, &events()[0]).unwrap_err().kind(), io::ErrorKind::AlreadyExists);
         extend(&path, &events()[1]).unwrap();
-        assert_eq!(Record::read(&path).unwrap().spawned, Some((Process { pid: 7, started: 70 }, Reach::Session)));
+        assert_eq!(
+            Record::read(&path).unwrap().spawned,
+            Some((Process { pid: 7, started: Some(70), inode: None }, Reach::Session))
+        );
     }
 }

@@ -7,14 +7,18 @@
 //! - While the recorded outer process is there, its session is the sandbox's. After it, those members are which started
 //!   between it and the hello: at the hello it was alive, so that its number was nobody else's session, and a process is in
 //!   the session that it was born into unless it leads one.
-//! - While the recorded process 1 is there, its user namespaces are the sandbox's.
+//! - While the recorded process 1 is there, its user namespaces are the sandbox's, unless they are this process's own, or a
+//!   process is in one that is older than the outer process: then the launcher has made none of its own.
+//!
+//! Where `/proc` hides processes from this user (hidepid) and the kernel gives them no inodes, some cannot be proven. They are
+//! waited for, and never killed.
 //!
 //! No process is ever found by its name, its arguments or its environment.
 
 use std::{fs, io, os::unix::fs::MetadataExt};
 
 use super::{
-    process::{Handle, Process, Stat, is_gone},
+    process::{Handle, Process, Stat, is_silent},
     record::{Reach, Record},
 };
 
@@ -31,7 +35,7 @@ impl Snapshot {
             match Stat::of(pid) {
                 Ok(stat) => found.push((pid, stat)),
                 // Gone, or hidden from this user (hidepid), whose sandboxes' helpers are not.
-                Err(error) if is_gone(&error) || error.kind() == io::ErrorKind::PermissionDenied => {}
+                Err(error) if is_silent(&error) => {}
                 Err(error) => return Err(error),
             }
         }
@@ -45,6 +49,7 @@ impl Snapshot {
 ///
 /// # Errors
 /// When this process may open no more files, or cannot read `/proc`. Some may have been killed then, and the call repeated.
+/// [`io::ErrorKind::PermissionDenied`] when what is left cannot be proven, which is not changed by a repetition.
 pub(crate) fn kill(record: &Record) -> io::Result<Vec<Handle>> {
     let Some((outer, reach)) = record.spawned else { return Ok(Vec::new()) };
     let inner = record.standing.as_ref().map(|standing| standing.inner);
@@ -54,10 +59,18 @@ pub(crate) fn kill(record: &Record) -> io::Result<Vec<Handle>> {
         found.retain(|handle| !handle.has_ended());
     }
     if found.is_empty() {
+        let mut hidden = None;
         for process in inner.into_iter().chain([outer]) {
-            found.extend(process.open()?);
+            match process.open() {
+                // The other one may take it along.
+                Err(error) if error.kind() == io::ErrorKind::PermissionDenied => hidden = Some(error),
+                opened => found.extend(opened?),
+            }
         }
         found.retain(|handle| !handle.has_ended());
+        if let (true, Some(error)) = (found.is_empty(), hidden) {
+            return Err(error);
+        }
     }
     for handle in &found {
         handle.kill();
@@ -68,18 +81,27 @@ pub(crate) fn kill(record: &Record) -> io::Result<Vec<Handle>> {
 /// Finds the processes beside the pid namespace.
 fn helpers(record: &Record, outer: Process, inner: Option<Process>) -> io::Result<Vec<Handle>> {
     let snapshot = Snapshot::take()?;
-    let namespaces = record.standing.as_ref().map_or(&[][..], |standing| &standing.user_namespaces);
+    let mut namespaces = record.standing.as_ref().map_or_else(Vec::new, |standing| standing.user_namespaces.clone());
+    let own = fs::metadata("/proc/self/ns/user")?.ino();
+    namespaces.retain(|inode| *inode != own);
     let mut by_session = Vec::new();
     let mut by_namespace = Vec::new();
     for (pid, stat) in snapshot.0 {
-        let process = Process { pid, started: stat.started };
-        if process == outer || Some(process) == inner || stat.started < outer.started {
+        let namespace = if namespaces.is_empty() { None } else { user_namespace(pid) };
+        // Without a start of the outer process nothing is known to be younger.
+        if outer.started.is_none_or(|started| stat.started < started) {
+            namespaces.retain(|inode| Some(*inode) != namespace);
+            continue;
+        }
+        let process = Process { pid, started: Some(stat.started), inode: None };
+        let is_main = |main: Process| main.pid == pid && main.started.is_none_or(|started| started == stat.started);
+        if is_main(outer) || inner.is_some_and(is_main) {
             continue;
         }
         if stat.session == outer.pid {
-            by_session.extend(process.open()?.map(|handle| (stat.started, handle)));
-        } else if !namespaces.is_empty() && user_namespace(pid).is_some_and(|inode| namespaces.contains(&inode)) {
-            by_namespace.extend(process.open()?);
+            by_session.extend(seen(process)?.map(|handle| (stat.started, handle)));
+        } else if let Some(namespace) = namespace.filter(|inode| namespaces.contains(inode)) {
+            by_namespace.extend(seen(process)?.map(|handle| (namespace, handle)));
         }
     }
     // Asked after the looking: what is there now was there all the time.
@@ -90,8 +112,17 @@ fn helpers(record: &Record, outer: Process, inner: Option<Process>) -> io::Resul
     if !inner.is_some_and(Process::is_there) {
         by_namespace.clear();
     }
-    by_namespace.extend(by_session.into_iter().map(|(_, handle)| handle));
-    Ok(by_namespace)
+    // A namespace may have turned out to be older after some of it were found.
+    by_namespace.retain(|(namespace, _)| namespaces.contains(namespace));
+    Ok(by_session.into_iter().chain(by_namespace).map(|(_, handle)| handle).collect())
+}
+
+/// Takes a handle of a process that was seen a moment ago; nothing of one that has ended or hidden itself since.
+fn seen(process: Process) -> io::Result<Option<Handle>> {
+    match process.open() {
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Ok(None),
+        opened => opened,
+    }
 }
 
 /// Returns the inode number of a process's user namespace, as far as this user may know it.
@@ -126,13 +157,13 @@ mod tests {
             let mut lines = BufReader::new(child.stdout.take().unwrap());
             let mut line = String::new();
             lines.read_line(&mut line).unwrap();
-            let helper = line.trim().parse().ok().and_then(|pid| Process::of(pid).ok());
+            let helper = line.trim().parse().ok().and_then(|pid| Process::of(pid).unwrap());
             let helper = helper.unwrap_or_else(|| panic!("{wrapper:?} started no helper: {line:?}"));
             Self { child, helper, lines }
         }
 
         fn process(&self) -> Process {
-            Process::of(self.child.id()).unwrap()
+            Process::of(self.child.id()).unwrap().unwrap()
         }
 
         fn helper_lives(&self) -> bool {
@@ -164,7 +195,12 @@ mod tests {
 
     /// A number that no process has had at its recorded start.
     fn dead(process: Process) -> Process {
-        Process { started: process.started.saturating_sub(1), ..process }
+        Process { started: started(process, -1), ..process }
+    }
+
+    /// The start of a process, moved by some ticks.
+    fn started(process: Process, by: i64) -> Option<u64> {
+        process.started.map(|started| started.saturating_add_signed(by))
     }
 
     #[test]
@@ -220,13 +256,42 @@ mod tests {
             standing: Some(Standing { inner: dead(outer), at, user_namespaces: Vec::new() }),
             ..session(outer)
         };
-        assert!(kill(&stands_at(shell.helper.started - 1)).unwrap().is_empty(), "started after the hello");
-        let younger = Process { started: shell.helper.started + 1, ..outer };
+        assert!(kill(&stands_at(started(shell.helper, -1).unwrap())).unwrap().is_empty(), "started after the hello");
+        let younger = Process { started: started(shell.helper, 1), ..outer };
         let record = Record { spawned: Some((younger, Reach::Session)), ..stands_at(now().unwrap()) };
         assert!(kill(&record).unwrap().is_empty(), "started before the outer process");
         assert!(shell.helper_lives());
         wait(kill(&stands_at(now().unwrap())).unwrap());
         assert!(!shell.helper_lives());
+    }
+
+    #[test]
+    fn a_namespace_of_this_process_proves_nothing() {
+        // As when a launcher makes none: the shell has left every session, and would be the sandbox's by its namespace.
+        let (shell, other) = (Shell::start(&["setsid"]), Shell::start(&["setsid"]));
+        let own = user_namespace(std::process::id()).unwrap();
+        let outer = Process { pid: 1 << 30, started: started(shell.process(), 0), inode: None };
+        let standing = Standing { inner: shell.process(), at: now().unwrap(), user_namespaces: vec![own] };
+        let record = Record { standing: Some(standing), ..session(outer) };
+        let killed = kill(&record).unwrap();
+        assert_eq!(killed.len(), 1, "process 1 alone");
+        wait(killed);
+        assert!(shell.helper_lives() && other.helper_lives());
+    }
+
+    #[test]
+    fn what_cannot_be_proven_is_not_killed_and_not_said_to_be_gone() {
+        let shell = Shell::start(&["setsid"]);
+        let unknown = Process { started: None, inode: None, ..shell.process() };
+        for reach in [Reach::PidNamespace, Reach::Session] {
+            let record = Record { spawned: Some((unknown, reach)), standing: None };
+            assert_eq!(kill(&record).unwrap_err().kind(), io::ErrorKind::PermissionDenied);
+            // One that is known goes all the same.
+            let inner = Shell::start(&["setsid"]);
+            let standing = Standing { inner: inner.process(), at: now().unwrap(), user_namespaces: Vec::new() };
+            wait(kill(&Record { standing: Some(standing), ..record }).unwrap());
+        }
+        assert!(shell.helper_lives());
     }
 
     #[test]
@@ -237,16 +302,21 @@ mod tests {
             return;
         }
         // The helper has left every session that could be named, but is in the user namespace.
-        let shell = Shell::start(&["unshare", "-U", "setsid"]);
+        let shell = Shell::start(&["unshare", "-U", "setsid", "sh", "-c", "sleep 0.1; exec \"$@\"", "sh"]);
         let namespace = user_namespace(shell.child.id()).unwrap();
         assert_ne!(namespace, user_namespace(std::process::id()).unwrap());
         let mut ended = Command::new("true").spawn().unwrap();
-        let outer = Process { pid: ended.id(), started: shell.helper.started.saturating_sub(100) };
+        let outer = Process { pid: ended.id(), started: started(shell.process(), 0), inode: None };
         ended.wait().unwrap();
         let record = |inner| Record {
             standing: Some(Standing { inner, at: now().unwrap(), user_namespaces: vec![namespace] }),
             ..session(outer)
         };
+        // A process in the namespace is older than the outer process.
+        let (younger, other) = (Process { started: started(shell.helper, 0), ..outer }, Shell::start(&[]));
+        let shared = Record { spawned: Some((younger, Reach::Session)), ..record(other.process()) };
+        assert_eq!(kill(&shared).unwrap().len(), 1, "process 1 alone");
+        assert!(shell.helper_lives());
         // Another process has the recorded number of the namespace: process 1 is gone.
         assert!(kill(&record(dead(shell.process()))).unwrap().is_empty());
         assert!(shell.helper_lives());

@@ -5,8 +5,13 @@ use serde::{Deserialize, Serialize};
 /// A keeper's only answer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Kept {
-    /// The name of the instance folder that it has made.
-    Folder(String),
+    /// It has made an instance folder.
+    Made {
+        /// The folder's name.
+        name: String,
+        /// Its own process id.
+        pid: u32,
+    },
     /// It could not make one, and has left nothing.
     Refused(Refusal),
 }

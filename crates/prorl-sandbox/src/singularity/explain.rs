@@ -8,8 +8,8 @@ use std::{
 use prorl_core::hello::StartFailure;
 
 use crate::{
-    Bind, Image, LauncherFault, SandboxError, SandboxSpec, SandboxUser, diagnosis,
-    setup::{OWN_FOLDER, step},
+    Bind, Image, LauncherFault, SandboxError, SandboxSpec, diagnosis,
+    setup::{OWN_FOLDER, Setup, step},
 };
 
 /// What is needed to tell a failure in the words of the spec.
@@ -18,22 +18,52 @@ pub(super) struct Explain {
     image: PathBuf,
     binds: Vec<Bind>,
     user: String,
+    /// Names that may be spoken of and that may hold any words themselves, in lower-case letters, the longest first.
+    names: Vec<String>,
 }
 
 impl Explain {
-    pub(super) fn new(program: PathBuf, spec: &SandboxSpec, user: Option<SandboxUser>) -> Self {
+    /// `setup` was made from `spec`, and `folder` is the sandbox's own.
+    pub(super) fn new(program: PathBuf, spec: &SandboxSpec, setup: &Setup, folder: &Path) -> Self {
         let image = match &spec.image {
             Image::Directory(path) | Image::File(path) => path.clone(),
             Image::Host | Image::Root => PathBuf::new(),
         };
-        let uid = user.map_or_else(|| nix::unistd::geteuid().as_raw(), |user| user.uid);
-        Self { program, image, binds: spec.binds.clone(), user: format!("user {uid}") }
+        let uid = setup.become_user.map_or_else(|| nix::unistd::geteuid().as_raw(), |user| user.uid);
+        let found = match &setup.image {
+            Image::Directory(path) | Image::File(path) => path.as_path(),
+            Image::Host | Image::Root => Path::new(""),
+        };
+        let binds = spec.binds.iter().chain(&setup.binds).map(|bind| bind.source.as_path());
+        let mut names: Vec<String> = [program.as_path(), &image, found, folder]
+            .into_iter()
+            .chain(binds)
+            .map(|path| path.to_string_lossy().to_lowercase())
+            .filter(|name| name.trim_matches('/').len() > 1)
+            .collect();
+        names.sort_unstable_by_key(|name| std::cmp::Reverse(name.len()));
+        Self { program, image, binds: spec.binds.clone(), user: format!("user {uid}"), names }
     }
 
     /// Makes an error of a failure of the owner's or the guest's. `proc` is `/proc`, or a tree like it in tests.
     pub(super) fn explain(self, proc: &Path, failure: StartFailure) -> SandboxError {
         match failure.step.as_str() {
             step::LAUNCH => self.of_words(proc, failure.target),
+            step::LAUNCHED => SandboxError::Launcher {
+                program: self.program,
+                fault: LauncherFault::Other,
+                cause: "it started the guest without a user namespace around it".to_owned(),
+                advice: "name Apptainer's or Singularity's own program, or have what wraps it pass its arguments on"
+                    .to_owned(),
+                output: String::new(),
+            },
+            step::PASS_FOLDER => SandboxError::Folder {
+                path: failure.target.into(),
+                problem: format!("is closed to {}, who sandboxes run as", self.user),
+                advice: "let everybody pass through it (chmod o+x), or name another folder for the node (--run-dir or TMPDIR)"
+                    .to_owned(),
+                source: io::Error::from_raw_os_error(failure.errno),
+            },
             step::EXECUTE_LAUNCHER => {
                 SandboxError::Program { path: self.program, source: io::Error::from_raw_os_error(failure.errno) }
             }
@@ -47,7 +77,10 @@ impl Explain {
     }
 
     fn of_words(self, proc: &Path, output: String) -> SandboxError {
-        let words = output.to_lowercase();
+        let mut words = output.to_lowercase();
+        for name in &self.names {
+            words = words.replace(name, "it");
+        }
         let (fault, cause, advice) = self.understand(proc, &words);
         SandboxError::Launcher { program: self.program, fault, cause, advice, output }
     }
@@ -74,13 +107,13 @@ impl Explain {
             let advice = "name an unpacked directory, a .sif or a squashfs";
             return told(LauncherFault::Image, format!("{image} is no image that it knows"), advice);
         }
-        if says(&["read the squashfs image", "squashfs superblock", "corrupt"]) {
-            let advice = "build it again, or copy it again";
-            return told(LauncherFault::Image, format!("image {image} is damaged or cut short"), advice);
-        }
         if says(&["not readable by the current user"]) {
             let advice = "open it, and the folders above it, to that user (chmod -R a+rX)";
             return told(LauncherFault::Image, format!("image {image} is closed to {}", self.user), advice);
+        }
+        if says(&["read the squashfs image", "squashfs superblock", "corrupt"]) {
+            let advice = "build it again, or copy it again";
+            return told(LauncherFault::Image, format!("image {image} is damaged or cut short"), advice);
         }
         if says(&["could not open image"]) {
             let advice = "see that it is there and open to that user";
@@ -124,12 +157,20 @@ mod tests {
     use LauncherFault::{Bind as BindFault, Exhausted, FakeRoot, Fuse, Image as ImageFault, Other, UserNamespaces};
 
     use super::*;
+    use crate::SandboxUser;
 
     fn explain(step: &str, words: &str) -> SandboxError {
+        explain_of("/images/a.sif", "/run/x", step, words)
+    }
+
+    fn explain_of(image: &str, folder: &str, step: &str, words: &str) -> SandboxError {
         let bind = |source: &str| Bind { source: source.into(), target: "/x".into(), writable: false };
         let binds = vec![bind("/one"), bind("/two")];
-        let spec = SandboxSpec { image: Image::File("/images/a.sif".into()), binds, ..SandboxSpec::new("/guest") };
-        let explain = Explain::new("/bin/apptainer".into(), &spec, Some(SandboxUser { uid: 7, gid: 7 }));
+        // Files that are there, or there would be no set-up; what is made of it is told apart by its names alone.
+        let plain = SandboxSpec::new("/proc/self/exe").to_setup(Some(SandboxUser { uid: 7, gid: 7 })).unwrap();
+        let setup = Setup { image: Image::File(image.into()), ..plain };
+        let spec = SandboxSpec { image: Image::File(image.into()), binds, ..SandboxSpec::new("/guest") };
+        let explain = Explain::new("/bin/apptainer".into(), &spec, &setup, Path::new(folder));
         let failure = StartFailure { step: step.to_owned(), target: words.to_owned(), errno: 0 };
         explain.explain(Path::new("/nonexistent"), failure)
     }
@@ -195,6 +236,25 @@ mod tests {
             let text = error.to_string();
             let SandboxError::Launcher { fault: found, output, .. } = error else { panic!("{text}") };
             assert_eq!((found, output.as_str()), (fault, words));
+            assert!(text.contains(part) && text.ends_with(words), "{text}");
+        }
+    }
+
+    #[test]
+    fn names_of_files_are_no_words() {
+        let cases = [
+            (
+                "/x/Corrupt/fuse/d.sqfs",
+                "/tmp/run",
+                "could not open image /tmp/run/image: /x/Corrupt/fuse/d.sqfs is not readable by the current user",
+                "is closed to user 7",
+            ),
+            ("/x/corrupt.sif", "/tmp/run", "something new about /x/corrupt.sif", "it did not start the guest"),
+            ("/x/a.sif", "/scratch/fakeroot/run", "see /scratch/fakeroot/run/image", "it did not start the guest"),
+            ("/x/a.sif", "/fuse-images/run", "/fuse-images/run/image: no space left on device", "no more"),
+        ];
+        for (image, folder, words, part) in cases {
+            let text = explain_of(image, folder, step::LAUNCH, words).to_string();
             assert!(text.contains(part) && text.ends_with(words), "{text}");
         }
     }

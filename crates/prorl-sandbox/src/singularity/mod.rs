@@ -7,7 +7,10 @@ mod program;
 use std::{
     ffi::OsString,
     fs, io,
-    os::unix::{ffi::OsStrExt as _, fs::symlink},
+    os::unix::{
+        ffi::OsStrExt as _,
+        fs::{MetadataExt as _, PermissionsExt as _, symlink},
+    },
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -123,10 +126,15 @@ impl SingularityRuntime {
         }
         let conf = folder.join("launcher.conf");
         let conf = match &self.program.conf {
-            Some(text) => fs::write(&conf, text).map(|()| Some(conf))?,
+            Some(text) => {
+                fs::write(&conf, text)?;
+                // Whatever the umask: who starts this and who reads it may be two users.
+                fs::set_permissions(&conf, fs::Permissions::from_mode(0o644))?;
+                Some(conf)
+            }
             None => None,
         };
-        Ok(Furniture { image: folder.join("image"), conf, shown, binds })
+        Ok(Furniture { folder: folder.to_owned(), image: folder.join("image"), conf, shown, binds })
     }
 
     fn launch(&self, setup: &Setup, furniture: &Furniture, users: Users) -> Launch {
@@ -148,15 +156,28 @@ impl SingularityRuntime {
             env: self.program.env.clone(),
             max_life: setup.max_life,
             become_user: setup.become_user,
+            folder: furniture.folder.clone(),
         }
     }
 
-    /// Says what the owner and then the guest are to be.
-    fn orders(&self, spec: &SandboxSpec, claim: &Claim, mut setup: Setup) -> Result<Orders, SandboxError> {
-        let guest = self.node.guest_file()?;
+    /// Returns the guest as a file that a launcher can show. The first call copies it and executes it once.
+    async fn guest_file(&self) -> Result<PathBuf, SandboxError> {
+        let node = self.node.clone();
+        let made = tokio::task::spawn_blocking(move || node.guest_file()).await;
+        made.unwrap_or_else(|error| Err(SandboxError::at("make guest's file", io::Error::other(error))))
+    }
+
+    /// Says what the owner and then the guest, which is in the file `guest`, are to be.
+    fn orders(
+        &self,
+        spec: &SandboxSpec,
+        guest: &Path,
+        claim: &Claim,
+        mut setup: Setup,
+    ) -> Result<Orders, SandboxError> {
         let folder = claim.run_dir().map_err(|source| SandboxError::at("make folder", source))?;
         let furniture = self
-            .furnish(&folder, &setup, &guest)
+            .furnish(&folder, &setup, guest)
             .map_err(|source| SandboxError::at("furnish the sandbox's folder", source))?;
         let users = match &setup.image {
             _ if setup.fakeroot && self.no_range.is_none() => Users::Range,
@@ -164,11 +185,14 @@ impl SingularityRuntime {
             Image::Directory(_) | Image::Host | Image::Root => Users::Own,
         };
         let launch = self.launch(&setup, &furniture, users);
+        let explain = Explain::new(self.program.path.clone(), spec, &setup, &folder);
+        let own_namespace = fs::metadata("/proc/self/ns/user").map(|meta| meta.ino());
+        let own_namespace = own_namespace.map_err(|source| SandboxError::at("read namespace", source))?;
+        setup.outer_namespace = Some(own_namespace);
         setup.no_range.clone_from(&self.no_range);
         setup.become_user = None; // done by the owner, and for good
         setup.image = Image::Root;
         setup.binds = furniture.binds;
-        let explain = Explain::new(self.program.path.clone(), spec, self.user);
         Ok(Orders {
             frames: vec![Order::Launch(launch), Order::Enter(setup)],
             has_launcher: true,
@@ -189,7 +213,8 @@ impl Runtime for SingularityRuntime {
             return Err(SandboxError::Invalid { what: "image", reason: reason.to_owned() });
         }
         let setup = spec.to_setup(self.user)?;
-        start::start(&self.node, KIND, spec, setup, |claim, setup| self.orders(spec, claim, setup)).await
+        let guest = self.guest_file().await?;
+        start::start(&self.node, KIND, spec, setup, |claim, setup| self.orders(spec, &guest, claim, setup)).await
     }
 }
 
@@ -203,13 +228,14 @@ fn check_name(folder: &Path) -> Result<(), SandboxError> {
         path: folder.to_owned(),
         problem: "has a character in its name that Apptainer takes apart (: , \" ' \\ or a control character)"
             .to_owned(),
-        advice: "choose another folder for the node, by TMPDIR for instance".to_owned(),
+        advice: "name another folder for the node (--run-dir or TMPDIR)".to_owned(),
         source: io::ErrorKind::InvalidFilename.into(),
     })
 }
 
 /// What a sandbox's own folder holds, and what of the host the launcher is to show.
 struct Furniture {
+    folder: PathBuf,
     image: PathBuf,
     conf: Option<PathBuf>,
     /// Arguments of `--bind`.

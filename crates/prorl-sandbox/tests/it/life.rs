@@ -139,6 +139,44 @@ async fn a_sandbox_does_not_outlive_its_life() {
     assert_all_end(processes).await;
 }
 
+/// An embedder may start sandboxes on one tokio runtime and end them on another.
+#[test]
+fn a_sandbox_outlives_the_tokio_runtime_that_started_it() {
+    let fresh = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let first = fresh();
+    let [one, two] = std::array::from_fn(|_| first.block_on(runtime().start(&spec())).unwrap());
+    drop(first);
+    fresh().block_on(async {
+        one.shutdown(LONG).await.unwrap();
+        Handle::open(two.facts().hello.host_pid).unwrap().signal(Signal::KILL);
+        timeout(LONG, two.wait_dead()).await.unwrap();
+    });
+}
+
+#[tokio::test]
+#[expect(unsafe_code, reason = "a fork is what is tested")]
+async fn a_forked_process_that_drops_its_copy_changes_nothing() {
+    let sandbox = runtime().start(&spec()).await.unwrap();
+    // SAFETY: the child drops what is tested, which takes no lock that another thread of the test could hold, and ends.
+    let sandbox = match unsafe { nix::unistd::fork() }.unwrap() {
+        nix::unistd::ForkResult::Child => {
+            drop(sandbox);
+            // SAFETY: nothing of this process is to run in the child any more.
+            unsafe { libc::_exit(0) }
+        }
+        nix::unistd::ForkResult::Parent { child } => {
+            nix::sys::wait::waitpid(child, None).unwrap();
+            sandbox
+        }
+    };
+    let live = Live::of(sandbox);
+    assert_eq!(live.sh("echo here").await, "here");
+    let processes = live.processes();
+    Handle::open(live.sandbox.facts().hello.host_pid).unwrap().signal(Signal::KILL);
+    timeout(LONG, live.sandbox.wait_dead()).await.unwrap();
+    assert_all_end(processes).await;
+}
+
 #[tokio::test]
 async fn twenty_at_once() {
     let mut starts = JoinSet::new();

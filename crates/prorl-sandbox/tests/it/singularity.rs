@@ -14,6 +14,7 @@ use prorl_sandbox::{
     Image, LauncherFault, NamespaceConfig, NamespaceRuntime, Node, NodeConfig, Runtime as _, SandboxError, SandboxSpec,
     SingularityConfig, SingularityRuntime,
 };
+use prorl_tools::host::ExecSpec;
 use rustix::process::Signal;
 use tokio::{
     task::JoinSet,
@@ -103,16 +104,94 @@ async fn no_death_leaves_a_fuse_helper() {
             "launcher" => launcher(&live).signal(Signal::KILL),
             "owner" => kill(live.sandbox.facts().outer_pid),
             "guest" => kill(live.sandbox.facts().hello.host_pid),
-            // What is in the image cannot be read any more, and nothing waits for it for ever.
-            _ => {
-                kill(helpers[0]);
-                live.sandbox.shutdown(Duration::from_secs(3)).await.unwrap();
-            }
+            _ => kill(helpers[0]),
         }
         timeout(LONG, live.sandbox.wait_dead()).await.unwrap();
         assert_no_trace(&ground, &live);
         assert_all_end(processes).await;
     }
+}
+
+/// What is in the image cannot be read any more, so that what a task makes of that is no result.
+#[tokio::test]
+async fn the_death_of_a_fuse_helper_is_the_sandboxs() {
+    const ME: &str = "singularity::the_death_of_a_fuse_helper_is_the_sandboxs";
+    let Some(ground) = Ground::singularity(ME) else { return };
+    let folder = open_folder();
+    let Some([file, _]) = pack(ME, ground.image.path(), folder.path()) else { return };
+    let Some(live) = start_file(ME, &ground, &file).await else { return };
+    // A task that is not there to read from the image goes on as if nothing had happened.
+    let busy = ExecSpec::new(["sh", "-c", "while :; do :; done"]);
+    let mut call = std::pin::pin!(live.tools.exec(&busy, LONG));
+    assert!(timeout(Duration::from_millis(200), &mut call).await.is_err());
+    Handle::open(fuse_helpers(&live)[0]).unwrap().signal(Signal::KILL);
+    let ended = timeout(Duration::from_secs(5), call).await.unwrap();
+    assert!(ended.is_err(), "{ended:?}");
+    timeout(LONG, live.sandbox.wait_dead()).await.unwrap();
+    assert!(live.tools.exec(&ExecSpec::new(["true"]), LONG).await.is_err());
+    assert_no_trace(&ground, &live);
+}
+
+/// A wrapper on the way to the launcher that drops what it was told.
+#[tokio::test]
+async fn a_launcher_that_makes_no_user_namespace_is_refused() {
+    let folder = open_folder();
+    let deed = "for arg; do case $arg in *:/.prorl/guest:ro) exec \"${arg%:/.prorl/guest:ro}\" --launched;; esac; done";
+    let runtime = stand_in(folder.path(), deed);
+    let error = runtime.start(&of_empty_image(folder.path())).await.unwrap_err();
+    let text = error.to_string();
+    assert!(text.contains("it started the guest without a user namespace around it; name Apptainer's"), "{text}");
+    assert_eq!(error.failure_class(), FailureClass::Sandbox);
+}
+
+#[tokio::test]
+async fn a_folder_that_the_sandboxs_user_cannot_pass_is_named() {
+    const ME: &str = "singularity::a_folder_that_the_sandboxs_user_cannot_pass_is_named";
+    let (true, Some(ground)) = (is_root(), Ground::singularity(ME)) else {
+        return skip(ME, "only root runs sandboxes as somebody else, by Apptainer");
+    };
+    let closed = tempfile::tempdir().unwrap();
+    fs::set_permissions(closed.path(), fs::Permissions::from_mode(0o700)).unwrap();
+    let dir = closed.path().join("deep/prorl");
+    fs::create_dir(closed.path().join("deep")).unwrap();
+    let node = Node::open(NodeConfig { dir, ..NodeConfig::new(spec().guest) }).unwrap();
+    let runtime = SingularityRuntime::new(node, SingularityConfig::default()).unwrap();
+    let error = runtime.start(&ground.spec()).await.unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        format!(
+            "folder {} is closed to user 65534, who sandboxes run as; let everybody pass through it (chmod o+x), or name \
+             another folder for the node (--run-dir or TMPDIR)",
+            closed.path().display()
+        )
+    );
+}
+
+/// As in a program that does not care how its children end: the kernel forgets them at once.
+#[tokio::test]
+async fn a_host_that_ignores_its_childrens_ends_will_do() {
+    const ME: &str = "singularity::a_host_that_ignores_its_childrens_ends_will_do";
+    if !is_alone(ME) {
+        let ignoring = ["env", "--ignore-signal=CHLD"];
+        if !Command::new(ignoring[0]).args([ignoring[1], "true"]).output().is_ok_and(|ran| ran.status.success()) {
+            return skip(ME, "the program env has no --ignore-signal here");
+        }
+        return assert_passed(&alone(ME, &ignoring).output().unwrap());
+    }
+    let status = fs::read_to_string("/proc/self/status").unwrap();
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).unwrap().trim();
+    assert_eq!(u64::from_str_radix(ignored, 16).unwrap() >> 16 & 1, 1, "{ignored}");
+    let error = of_program("/bin/true".into()).unwrap_err();
+    assert!(matches!(&error, SandboxError::Program { source, .. } if source.raw_os_error().is_none()), "{error:?}");
+    let runtime = match SingularityRuntime::new(node(), SingularityConfig::default()) {
+        Ok(runtime) => runtime,
+        Err(error @ SandboxError::Program { .. }) => return skip(ME, &format!("{error:?}")),
+        Err(error) => panic!("{error:?}"),
+    };
+    let image = open_folder();
+    fs::create_dir(image.path().join("dev")).unwrap();
+    fs::create_dir(image.path().join("proc")).unwrap();
+    Live::start_on(&runtime, &of_empty_image(image.path())).await.shut().await;
 }
 
 #[tokio::test]

@@ -228,9 +228,9 @@ pub(crate) fn assert_passed(output: &Output) {
 }
 
 /// What the image has; all of it is on every machine.
-const IMAGE_PROGRAMS: [&str; 18] = [
-    "bash", "cat", "chmod", "chown", "env", "head", "id", "ls", "mkdir", "mount", "rm", "setsid", "sleep", "stat",
-    "tail", "touch", "umount", "unshare",
+const IMAGE_PROGRAMS: [&str; 19] = [
+    "bash", "cat", "chmod", "chown", "env", "head", "id", "ls", "mkdir", "mount", "readlink", "rm", "setsid", "sleep",
+    "stat", "tail", "touch", "umount", "unshare",
 ];
 
 /// A small image: a shell, a few programs and the libraries that they ask for. Open to every user, as images are.
@@ -277,7 +277,16 @@ fn image_of(programs: &[&str]) -> tempfile::TempDir {
         fs::create_dir_all(target.parent().unwrap()).unwrap();
         fs::copy(word, target).unwrap();
     }
-    std::os::unix::fs::symlink("bash", image.path().join("bin/sh")).unwrap();
+    for (link, target) in [
+        ("bin/sh", "bash"),
+        ("share", "usr/share"),
+        ("var/absolute", "/var/data"),
+        ("var/missing", "data/missing/deep"),
+        ("var/process", "/proc"),
+        ("var/upwards", "../../../../../usr/share"),
+    ] {
+        std::os::unix::fs::symlink(target, image.path().join(link)).unwrap();
+    }
     fs::write(image.path().join("etc/passwd"), "root:x:0:0:root:/root:/bin/sh\nimage:x:4242:4242::/:/bin/sh\n")
         .unwrap();
     fs::write(image.path().join("etc/settings"), "of the image\n").unwrap();

@@ -329,6 +329,8 @@ async fn binds_show_what_is_named_and_no_more() {
         bind("shared", "/workspace/shared", true),
         bind("fixed", "/data/deep/fixed", false),
         bind("fixed/file", "/usr/share/prorl-test/file", false),
+        bind("fixed", "/lib/prorl-test", false), // by a link of the host's, on most
+        bind("fixed/file", "/tmp/prorl-test/file", false),
     ];
     let image = image();
     for spec in [spec(), of_image(image.path())] {
@@ -337,6 +339,7 @@ async fn binds_show_what_is_named_and_no_more() {
             live.sh("cat /workspace/shared/file /data/deep/fixed/file /usr/share/prorl-test/file").await,
             "sharedfixedfixed"
         );
+        assert_eq!(live.sh("cat /lib/prorl-test/file /tmp/prorl-test/file").await, "fixedfixed");
         assert_eq!(live.sh("echo new > /workspace/shared/out && echo ok").await, "ok");
         for path in ["/data/deep/fixed/file", "/data/deep/fixed/other", "/usr/share/prorl-test/file"] {
             assert_eq!(live.sh(&format!("(echo x > {path}) 2>/dev/null || echo no")).await, "no", "{path}");

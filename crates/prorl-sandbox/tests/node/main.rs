@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "helpers of tests are tests too")]
 
 mod crash;
+mod hidden;
 mod open;
 mod sandboxes;
 mod support;

@@ -82,14 +82,14 @@ fn idle_server() {
 }
 
 /// A server with one sandbox.
-struct Server {
+pub(crate) struct Server {
     child: Child,
-    outer: i32,
-    inner: i32,
+    pub(crate) outer: i32,
+    pub(crate) inner: i32,
 }
 
 impl Server {
-    fn start(dir: &Path) -> Self {
+    pub(crate) fn start(dir: &Path) -> Self {
         let mut child = alone("sandboxes::idle_server", dir, &[]).stdout(Stdio::piped()).spawn().unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
         let told = lines.find_map(|line| Some(line.split_once("stands ")?.1.to_owned()));
@@ -99,27 +99,27 @@ impl Server {
     }
 
     /// Makes the sandbox deaf to the end of its channel, as a machine that hangs would.
-    fn freeze(&self) {
+    pub(crate) fn freeze(&self) {
         for pid in [self.outer, self.inner] {
             kill(Pid::from_raw(pid), Signal::SIGSTOP).unwrap();
         }
     }
 
-    fn handles(&self) -> [OwnedFd; 2] {
+    pub(crate) fn handles(&self) -> [OwnedFd; 2] {
         [self.outer, self.inner].map(watch)
     }
 
-    fn kill(mut self) {
+    pub(crate) fn kill(mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
     }
 }
 
-fn watch(pid: i32) -> OwnedFd {
+pub(crate) fn watch(pid: i32) -> OwnedFd {
     pidfd_open(rustix::process::Pid::from_raw(pid).unwrap(), PidfdFlags::empty()).unwrap()
 }
 
-fn has_ended(handle: &OwnedFd) -> bool {
+pub(crate) fn has_ended(handle: &OwnedFd) -> bool {
     poll(&mut [PollFd::new(handle.as_fd(), PollFlags::POLLIN)], 0_u8).unwrap() == 1
 }
 
@@ -206,8 +206,10 @@ fn a_node_leaves_the_sandboxes_of_a_server_without_a_keeper_alone() {
     assert!(names(&dir).is_empty());
 }
 
-/// Makes an image file of a shell alone, or says why not.
-fn squash(dir: &Path) -> Result<(), String> {
+/// Makes an image file of a shell alone, or says why a sandbox cannot be made of one.
+pub(crate) fn squash(dir: &Path) -> Result<(), String> {
+    fs::File::options().read(true).write(true).open("/dev/fuse").map_err(|_refused| "no FUSE for this user")?;
+    Command::new("apptainer").arg("--version").output().map_err(|_missing| "no apptainer")?;
     let root = dir.join("root");
     for name in ["bin", "dev", "proc", "sys", "tmp", "etc"] {
         fs::create_dir_all(root.join(name)).unwrap();
@@ -239,17 +241,47 @@ fn descendants() -> Vec<i32> {
 }
 
 #[test]
+#[expect(unsafe_code, reason = "no safe function changes what a signal does")]
+fn a_file_systems_helper_goes_where_the_server_is_told_of_no_childs_end() {
+    let test = "sandboxes::a_file_systems_helper_goes_where_the_server_is_told_of_no_childs_end";
+    let Some(dir) = is_alone(test) else {
+        let dir = folder();
+        match squash(dir.path()) {
+            Ok(()) => assert_passed(&alone(test, dir.path(), &[]).output().unwrap()),
+            Err(why) => skip(test, &why),
+        }
+        return;
+    };
+    // SAFETY: no code runs for a signal that is ignored.
+    unsafe { nix::sys::signal::signal(Signal::SIGCHLD, nix::sys::signal::SigHandler::SigIgn) }.unwrap();
+    assert_eq!(Command::new("true").status().unwrap_err().raw_os_error(), Some(libc::ECHILD));
+    let config = config(&dir);
+    let spec = SandboxSpec { image: Image::File(dir.join("image.squashfs")), ..SandboxSpec::new(&config.guest) };
+    let singularity = SingularityRuntime::new(Node::open(config).unwrap(), SingularityConfig::default()).unwrap();
+    let name = |pid: i32| fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+    runtime().block_on(async {
+        let sandbox = start(&singularity, &spec).await;
+        let (helpers, minders): (Vec<_>, Vec<_>) =
+            descendants().into_iter().partition(|pid| name(*pid).starts_with("squashfuse"));
+        let helper = watch(*helpers.first().expect("an image file is mounted by a helper"));
+        for signal in [Signal::SIGSTOP, Signal::SIGKILL] {
+            for pid in &minders {
+                let _ = kill(Pid::from_raw(*pid), signal); // process 1 takes others along
+            }
+        }
+        tokio::time::timeout(Duration::from_secs(10), sandbox.wait_dead()).await.unwrap();
+        assert!(has_ended(&helper));
+    });
+    drop(singularity);
+    assert_eq!(names(&dir), ["image.squashfs"]);
+}
+
+#[test]
 fn a_file_systems_helper_goes_even_when_everybody_who_minds_it_is_killed() {
     let test = "sandboxes::a_file_systems_helper_goes_even_when_everybody_who_minds_it_is_killed";
     let Some(dir) = adopting(test) else { return };
     if let Err(why) = squash(&dir) {
         return skip(test, &why);
-    }
-    if fs::File::options().read(true).write(true).open("/dev/fuse").is_err() {
-        return skip(test, "no FUSE for this user");
-    }
-    if Command::new("apptainer").arg("--version").output().is_err() {
-        return skip(test, "no apptainer");
     }
     let name = |pid: i32| fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
     let server = Server::start(&dir);

@@ -1,7 +1,8 @@
-//! Claims, the keeper and reconciling, with processes that stand for sandboxes.
+//! Claims and the keeper, with processes that stand for sandboxes.
 #![expect(clippy::unwrap_used, reason = "helpers of tests are tests too")]
 
 mod loopback;
+mod reconcile;
 
 use std::{
     fs,
@@ -20,17 +21,12 @@ use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
-use prorl_core::frame;
 use prorl_guest::Guest;
 use tempfile::TempDir;
 
 use super::{
-    Claim, Node, NodeConfig, Reach,
-    folder::{self, Origin},
-    host::origin,
+    Claim, Node, NodeConfig, Reach, folder,
     process::{Handle, Process},
-    reconcile,
-    record::{self, Event},
 };
 
 static GUEST: LazyLock<Guest> = LazyLock::new(|| Guest::install().unwrap());
@@ -52,7 +48,7 @@ fn keeper_pid(node: &Node) -> u32 {
 }
 
 fn keeper(node: &Node) -> Handle {
-    Process::of(keeper_pid(node)).unwrap().open().unwrap().unwrap()
+    Handle::of(keeper_pid(node)).unwrap().unwrap()
 }
 
 /// Blocks until the process has ended; tells whether it did within some seconds.
@@ -73,7 +69,7 @@ impl Outer {
     }
 
     fn process(&self) -> Process {
-        Process::of(self.0.id()).unwrap()
+        Process::of(self.0.id()).unwrap().unwrap()
     }
 
     fn handle(&self) -> Handle {
@@ -98,7 +94,7 @@ fn a_dropped_node_leaves_nothing() {
     let node = open(&dir);
     let mode = |path: PathBuf| fs::metadata(path).unwrap().permissions().mode() & 0o7777;
     let open_mode = if nix::unistd::geteuid().is_root() { 0o711 } else { 0o700 };
-    assert_eq!(mode(dir.path().join("nodes")), open_mode);
+    assert_eq!(mode(dir.path().join("nodes")), open_mode | 0o1000, "marked as made by us");
     assert_eq!(mode(node.folder().to_owned()), open_mode);
     assert_eq!(mode(node.folder().join("run")), open_mode);
     assert_eq!(mode(node.folder().join("boxes")), 0o700);
@@ -203,7 +199,7 @@ fn kill_rest_kills_what_was_written_down_only() {
     let claim = node.claim("namespace").unwrap();
     assert!(claim.kill_rest().unwrap().is_empty());
     claim.spawned(outer.0.id(), Reach::PidNamespace).unwrap();
-    claim.stands(inner.0.id(), Vec::new()).unwrap();
+    claim.stands(inner.process(), Vec::new()).unwrap();
     let killed = claim.kill_rest().unwrap();
     assert_eq!(killed.len(), 2);
     assert!(killed.iter().all(ends));
@@ -221,13 +217,22 @@ fn hundreds_of_claims_cost_little() {
     let claims: Vec<_> = (0..300).map(|_| node.claim("namespace").unwrap()).collect();
     for claim in &claims {
         claim.spawned(outer.0.id(), Reach::PidNamespace).unwrap();
-        claim.stands(outer.0.id(), vec![1, 2]).unwrap();
+        claim.stands(outer.process(), vec![1, 2]).unwrap();
     }
     assert_eq!(folder::boxes(node.folder()).unwrap().len(), 300);
     claims.iter().for_each(Claim::settle);
     let took = started.elapsed();
     assert!(folder::boxes(node.folder()).unwrap().is_empty());
     println!("{:?} for a claim from its beginning to its end", took / 300);
+}
+
+#[test]
+fn a_folder_that_somebody_else_has_made_stays() {
+    let dir = tempfile::tempdir().unwrap();
+    let chosen = dir.path().join("nodes");
+    folder::make(&chosen, 0o755).unwrap();
+    drop(open(&dir));
+    assert_eq!(fs::read_dir(&chosen).unwrap().count(), 0);
 }
 
 #[test]
@@ -261,6 +266,83 @@ fn a_server_goes_on_without_its_keeper_and_cleans_up_itself() {
 }
 
 #[test]
+fn what_a_killed_keeper_was_to_end_is_ended_without_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let node = open(&dir);
+    let [asked_before, asked_after] = std::array::from_fn(|_| Outer::start());
+    let [before, after] = [&asked_before, &asked_after].map(|outer| {
+        let claim = node.claim("namespace").unwrap();
+        claim.spawned(outer.0.id(), Reach::PidNamespace).unwrap();
+        claim.run_dir().unwrap();
+        claim
+    });
+    let keeper = keeper(&node);
+    drop(before); // it has some seconds
+    keeper.kill();
+    assert!(ends(&keeper));
+    let record = folder::record(node.folder(), after.id());
+    drop(after);
+    assert!(ends(&asked_after.handle()), "the server goes on, and sees to it");
+    let gone = (0..500).any(|_| {
+        poll(&mut [], 10_u8).unwrap();
+        !record.exists()
+    });
+    assert!(gone);
+    asked_before.handle().kill();
+    drop(node);
+    assert!(is_empty(&dir));
+}
+
+#[test]
+fn a_stopped_keeper_goes_on_when_its_server_ends() {
+    let dir = tempfile::tempdir().unwrap();
+    let node = open(&dir);
+    let keeper = keeper(&node);
+    kill(Pid::from_raw(keeper_pid(&node).try_into().unwrap()), Signal::SIGSTOP).unwrap();
+    drop(node);
+    assert!(ends(&keeper) && is_empty(&dir));
+}
+
+#[test]
+fn a_forked_process_ends_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let node = open(&dir);
+    let outer = Outer::start();
+    let claim = node.claim("namespace").unwrap();
+    claim.spawned(outer.0.id(), Reach::PidNamespace).unwrap();
+    let unstarted = node.claim("namespace").unwrap();
+    let keeper = keeper(&node);
+    let (claim, unstarted, node) = drop_in_a_fork((claim, unstarted, node));
+    assert!(!keeper.has_ended());
+    assert_eq!(folder::boxes(node.folder()).unwrap().len(), 2);
+    // Without a keeper it is this process's lock alone that keeps others away.
+    keeper.kill();
+    assert!(ends(&keeper));
+    let node = drop_in_a_fork(node);
+    assert!(folder::lock(node.folder(), FlockArg::LockExclusiveNonblock).unwrap().is_none());
+    outer.handle().kill();
+    drop((claim, unstarted, node));
+    assert!(is_empty(&dir));
+}
+
+/// Drops a forked process's copy of something, and returns the original.
+#[expect(unsafe_code, reason = "a fork is what is tested")]
+fn drop_in_a_fork<T>(original: T) -> T {
+    // SAFETY: the child drops what is tested, which takes no lock that another thread of a test could hold, and ends.
+    match unsafe { nix::unistd::fork() }.unwrap() {
+        nix::unistd::ForkResult::Child => {
+            drop(original);
+            // SAFETY: nothing of this process is to run in the child any more.
+            unsafe { libc::_exit(0) }
+        }
+        nix::unistd::ForkResult::Parent { child } => {
+            nix::sys::wait::waitpid(child, None).unwrap();
+            original
+        }
+    }
+}
+
+#[test]
 fn places_are_given_in_order_and_come_back() {
     let dir = tempfile::tempdir().unwrap();
     let one = std::num::NonZeroUsize::MIN;
@@ -285,154 +367,4 @@ fn poll_once<F: Future>(future: Pin<&mut F>) -> Option<F::Output> {
         Poll::Ready(output) => Some(output),
         Poll::Pending => None,
     }
-}
-
-/// An instance folder as a server and a keeper leave it that are both killed.
-struct Left {
-    dir: TempDir,
-    instance: PathBuf,
-}
-
-impl Left {
-    fn by(origin: &Origin) -> Self {
-        let left = Self::unfinished();
-        fs::write(left.instance.join(folder::ORIGIN), frame::encode(origin).unwrap()).unwrap();
-        left
-    }
-
-    /// As one whose keeper was killed too early to say whose it is.
-    fn unfinished() -> Self {
-        let dir = tempfile::tempdir().unwrap();
-        let instance = dir.path().join("nodes").join("node-1-2-0");
-        for name in [folder::BOXES, folder::RUN] {
-            fs::create_dir_all(instance.join(name)).unwrap();
-        }
-        Self { dir, instance }
-    }
-
-    fn with_box(self, id: &str, record: &[Event]) -> Self {
-        let bytes: Vec<u8> = record.iter().flat_map(|event| frame::encode(event).unwrap()).collect();
-        fs::write(folder::record(&self.instance, id), bytes).unwrap();
-        fs::create_dir(self.instance.join(folder::RUN).join(id)).unwrap();
-        fs::write(self.instance.join(folder::RUN).join(id).join("file"), "x").unwrap();
-        self
-    }
-
-    fn reconcile(&self) {
-        reconcile::others(&self.dir.path().join("nodes"), &self.dir.path().join("nodes/node-own"), &origin().unwrap());
-    }
-}
-
-fn spawned(outer: &Outer) -> [Event; 1] {
-    [Event::Spawned { outer: outer.process(), reach: Reach::PidNamespace }]
-}
-
-#[test]
-fn what_a_dead_instance_left_is_ended_and_removed() {
-    let [outer, mut bystander] = std::array::from_fn(|_| Outer::start());
-    let ended = outer.handle();
-    let other_start = Process { started: bystander.process().started - 1, ..bystander.process() };
-    let reused = Event::Spawned { outer: other_start, reach: Reach::Session };
-    let left = Left::by(&origin().unwrap())
-        .with_box("namespace-7-0", &spawned(&outer))
-        .with_box("namespace-7-1", &[reused])
-        .with_box("namespace-7-2", &[Event::Claimed { runtime: "namespace".to_owned() }])
-        .with_box("namespace-7-3", &[]);
-    fs::write(folder::record(&left.instance, "namespace-7-4"), [0xab; 999]).unwrap();
-    left.reconcile();
-    assert!(ended.has_ended() && bystander.is_alive());
-    assert!(is_empty(&left.dir));
-}
-
-#[test]
-fn opening_a_node_reconciles() {
-    let left = Left::by(&origin().unwrap());
-    let node = open(&left.dir);
-    assert!(!left.instance.exists());
-    drop(node);
-    assert!(is_empty(&left.dir));
-}
-
-#[test]
-fn of_another_boot_only_the_files_are_removed() {
-    let mut outer = Outer::start();
-    let there = Origin { boot_id: "another".to_owned(), ..origin().unwrap() };
-    let left = Left::by(&there).with_box("namespace-7-0", &spawned(&outer));
-    left.reconcile();
-    assert!(outer.is_alive() && is_empty(&left.dir));
-}
-
-#[test]
-fn of_another_pid_namespace_only_the_files_are_removed() {
-    let mut outer = Outer::start();
-    let there = Origin { pid_namespace: 1, host: "a-container".to_owned(), ..origin().unwrap() };
-    let left = Left::by(&there).with_box("namespace-7-0", &spawned(&outer));
-    left.reconcile();
-    assert!(outer.is_alive() && is_empty(&left.dir));
-}
-
-#[test]
-fn what_another_machine_has_is_left_alone() {
-    let mut outer = Outer::start();
-    let there = Origin { boot_id: "another".to_owned(), host: "elsewhere".to_owned(), ..origin().unwrap() };
-    let left = Left::by(&there).with_box("namespace-7-0", &spawned(&outer));
-    left.reconcile();
-    assert!(outer.is_alive() && folder::boxes(&left.instance).unwrap() == ["namespace-7-0"]);
-    assert!(left.instance.join(folder::RUN).join("namespace-7-0/file").exists());
-}
-
-#[test]
-fn what_a_living_process_has_is_left_alone() {
-    let mut outer = Outer::start();
-    let left = Left::by(&origin().unwrap()).with_box("namespace-7-0", &spawned(&outer));
-    let lock = folder::lock(&left.instance, FlockArg::LockSharedNonblock).unwrap().unwrap();
-    left.reconcile();
-    assert!(outer.is_alive() && folder::boxes(&left.instance).unwrap() == ["namespace-7-0"]);
-    drop(lock);
-    left.reconcile();
-    assert!(!outer.is_alive() && is_empty(&left.dir));
-}
-
-#[test]
-fn an_unfinished_instance_is_removed() {
-    let left = Left::unfinished();
-    fs::write(left.instance.join(folder::NEW_ORIGIN), "").unwrap();
-    left.reconcile();
-    assert!(is_empty(&left.dir));
-    // Killed even before the first file.
-    fs::create_dir_all(&left.instance).unwrap();
-    left.reconcile();
-    assert!(is_empty(&left.dir));
-}
-
-#[test]
-fn what_is_not_ours_is_left_alone() {
-    let left = Left::unfinished();
-    fs::write(left.instance.join(folder::ORIGIN), "not a frame at all").unwrap();
-    let nodes = left.dir.path().join("nodes");
-    fs::create_dir_all(nodes.join("photos/boxes")).unwrap();
-    fs::write(nodes.join("photos/boxes/1.jpg"), "x").unwrap();
-    // One that has the name only, and one with a file more than ours have.
-    fs::create_dir_all(nodes.join("node-js/src")).unwrap();
-    let more = nodes.join("node-1-3-0");
-    fs::create_dir(&more).unwrap();
-    fs::write(more.join(folder::ORIGIN), frame::encode(&origin().unwrap()).unwrap()).unwrap();
-    fs::write(more.join("letter"), "x").unwrap();
-    std::os::unix::fs::symlink(nodes.join("photos"), nodes.join("node-1-4-0")).unwrap();
-    left.reconcile();
-    assert!(left.instance.join(folder::BOXES).exists());
-    assert!(nodes.join("photos/boxes/1.jpg").exists() && nodes.join("node-js/src").exists());
-    assert!(more.join("letter").exists() && nodes.join("node-1-4-0").exists());
-}
-
-#[test]
-fn ids_are_names_and_never_paths() {
-    let left = Left::by(&origin().unwrap());
-    fs::write(left.dir.path().join("letter"), "x").unwrap();
-    let mut endings = super::endings::Endings::new(left.instance.clone(), std::time::Duration::ZERO);
-    for id in ["", ".", "..", "../../letter", "../../../letter", "/etc/passwd"] {
-        endings.add(id.to_owned());
-    }
-    assert!(endings.is_empty());
-    assert!(record::create(&folder::record(&left.instance, "a/b"), &spawned(&Outer::start())[0]).is_err());
 }

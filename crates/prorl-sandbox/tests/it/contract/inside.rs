@@ -8,12 +8,13 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use nix::sys::stat::{Mode, umask};
 use prorl_core::FailureClass;
 use prorl_sandbox::{Bind, Image, Network, SandboxError, SandboxSpec};
 use prorl_tools::{host::ExecSpec, wire::ExitStatus};
 
 use super::{Ground, KilledOnDrop, open_folder};
-use crate::support::{LONG, Live, is_root, sandbox_uid};
+use crate::support::{LONG, Live, alone, assert_passed, image, is_alone, is_root, sandbox_uid};
 
 pub(super) async fn the_image_is_the_root_and_is_never_written_to(ground: &Ground) {
     let listing = |folder: &str| {
@@ -88,6 +89,81 @@ pub(super) async fn binds_show_what_is_named_and_no_more(ground: &Ground) {
     live.shut().await;
     assert_eq!(fs::read_to_string(shared.join("out")).unwrap(), "new\n");
     assert_eq!(fs::read_to_string(fixed.join("file")).unwrap(), "fixed");
+}
+
+pub(super) async fn binds_go_where_the_images_links_lead(ground: &Ground) {
+    const LINKS: &str = "readlink /share /var/absolute /var/missing /var/upwards";
+    let host = open_folder();
+    let folder = shared_folder(&host.path().join("folder"), "shown");
+    let bind = |source: &Path, target: &str| Bind { source: source.into(), target: target.into(), writable: false };
+    let binds = vec![
+        bind(&folder, "/share/one"),
+        bind(&folder, "/var/absolute/two/deep"),
+        bind(&folder, "/var/missing"),
+        bind(&folder, "/var/upwards/four"),
+        bind(&folder.join("file"), "/var/absolute/file"),
+        bind(&folder.join("file"), "/bin/sh.d/file"),
+    ];
+    let mut specs = vec![ground.spec()];
+    // Nothing can be made in a folder of somebody else's, but it can be in a layer over it.
+    let foreign = image();
+    specs.push(SandboxSpec { image: Image::Directory(foreign.path().to_owned()), ..ground.spec() });
+    for spec in specs {
+        let live = ground.start(&SandboxSpec { binds: binds.clone(), ..spec }).await;
+        for folder in
+            ["/share/one", "/usr/share/one", "/var/data/two/deep", "/var/data/missing/deep", "/usr/share/four"]
+        {
+            assert_eq!(live.sh(&format!("cat {folder}/file")).await, "shown", "{folder}");
+        }
+        assert_eq!(live.sh("cat /var/data/file /var/absolute/file /bin/sh.d/file").await, "shownshownshown");
+        assert_eq!(live.sh(LINKS).await, "usr/share\n/var/data\ndata/missing/deep\n../../../../../usr/share");
+        // Folders on the way keep what else is in them, and their modes.
+        assert_eq!(live.sh("ls -d /bin/bash; stat -c %a /var/data /usr/share").await, "/bin/bash\n755\n755");
+        live.shut().await;
+    }
+    let own = SandboxSpec { binds: vec![bind(&folder, "/var/process/sys")], ..ground.spec() };
+    let error = ground.refusal(&own).await.to_string();
+    assert_eq!(error, "failed to set up the sandbox at: make bind target /var/process/sys");
+}
+
+pub(super) async fn binds_go_into_the_temporary_folders(ground: &Ground) {
+    let host = open_folder();
+    let folder = shared_folder(&host.path().join("folder"), "shown");
+    let bind = |source: &Path, target: &str, writable| Bind { source: source.into(), target: target.into(), writable };
+    let binds = vec![
+        bind(&folder, "/tmp/deep/folder", true),
+        bind(&folder.join("file"), "/tmp/file", false),
+        bind(&folder, "/dev/shm/folder", false),
+        bind(&folder, "/var/tmp/folder", false),
+        // In a folder of the host's, in which nothing is made.
+        bind(&folder.join("file"), "/tmp/deep/folder/file", false),
+    ];
+    let live = ground.start(&SandboxSpec { binds, ..ground.spec() }).await;
+    for path in ["/tmp/deep/folder/file", "/tmp/file", "/dev/shm/folder/file", "/var/tmp/folder/file"] {
+        assert_eq!(live.sh(&format!("cat {path}")).await, "shown", "{path}");
+        assert_eq!(live.sh(&format!("(echo x > {path}) 2>/dev/null || echo no")).await, "no", "{path}");
+    }
+    assert_eq!(live.sh("echo new > /tmp/deep/folder/new; stat -c %a /tmp /dev/shm /var/tmp").await, "1777\n1777\n1777");
+    live.shut().await;
+    assert_eq!(fs::read_to_string(folder.join("new")).unwrap(), "new\n");
+}
+
+/// It runs alone, as a umask is the whole process's.
+pub(super) async fn a_hosts_umask_stays_outside(ground: &Ground) {
+    let me = format!("contract::{}::a_hosts_umask_stays_outside", ground.name);
+    if !is_alone(&me) {
+        return assert_passed(&alone(&me, &[]).output().unwrap());
+    }
+    umask(Mode::from_bits_truncate(0o077));
+    for spec in [ground.spec(), ground.fakeroot()] {
+        let live = ground.start(&spec).await;
+        for path in ["/", "/etc", "/workspace", "/home", "/var", "/usr", "/bin"] {
+            assert_eq!(live.sh(&format!("stat -c %a {path}")).await, "755", "{path}");
+        }
+        assert_eq!(live.sh("stat -c %a /etc/passwd /etc/hosts /etc/hostname").await, "644\n644\n644");
+        assert_eq!(live.sh("umask; touch x; stat -c %a x").await, "0022\n644");
+        live.shut().await;
+    }
 }
 
 pub(super) async fn names_of_any_bytes_are_taken(ground: &Ground) {
