@@ -1,25 +1,15 @@
 //! `prorl doctor`: what this machine allows, and what to do about the rest.
 
-use std::{
-    path::{Path, PathBuf},
-    process::ExitCode,
-    sync::Arc,
-};
+use std::{path::Path, process::ExitCode, sync::Arc};
 
 use anyhow::Context;
-use nix::{
-    sys::signal::Signal,
-    unistd::{Uid, User},
-};
+use nix::sys::signal::Signal;
 use owo_colors::{OwoColorize, Stream};
 use prorl_guest::Guest;
-use prorl_sandbox::{
-    SandboxUser,
-    doctor::{Check, Config, Report, State, examine},
-};
+use prorl_sandbox::doctor::{Check, Config, Report, State, examine};
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::output;
+use crate::{output, sandboxes::SandboxConfig};
 
 /// Arguments of `prorl doctor`.
 #[derive(clap::Args)]
@@ -27,15 +17,8 @@ pub(crate) struct Args {
     /// Print the report as JSON.
     #[arg(long)]
     json: bool,
-    /// The apptainer or singularity program [default: looked for along PATH].
-    #[arg(long, env = "PRORL_APPTAINER", value_name = "PATH")]
-    apptainer: Option<PathBuf>,
-    /// Local folder for what sandboxes need while they live [default: prorl-UID in TMPDIR].
-    #[arg(long, env = "PRORL_RUN_DIR", value_name = "DIR")]
-    run_dir: Option<PathBuf>,
-    /// Number of the host user that sandboxes are mapped to when started by root [default: that of nobody].
-    #[arg(long, env = "PRORL_SANDBOX_USER", value_name = "UID")]
-    sandbox_user: Option<u32>,
+    #[command(flatten)]
+    sandboxes: SandboxConfig,
 }
 
 pub(crate) fn main(args: Args) -> anyhow::Result<ExitCode> {
@@ -48,14 +31,11 @@ pub(crate) fn main(args: Args) -> anyhow::Result<ExitCode> {
     if let Some(path) = std::env::var_os("PATH") {
         config.search = std::env::split_paths(&path).filter(|folder| folder.is_absolute()).collect();
     }
-    if let Some(dir) = args.run_dir {
+    config.sandbox_user = args.sandboxes.user();
+    config.launcher = args.sandboxes.apptainer;
+    if let Some(dir) = args.sandboxes.run_dir {
         config.run_dir = dir;
     }
-    config.launcher = args.apptainer;
-    config.sandbox_user = args.sandbox_user.map(|uid| {
-        let known = User::from_uid(Uid::from_raw(uid)).ok().flatten();
-        SandboxUser { uid, gid: known.map_or(uid, |user| user.gid.as_raw()) }
-    });
     // Here, not on another thread: there may be none.
     let report = tokio::task::block_in_place(|| examine(&config));
     if args.json {

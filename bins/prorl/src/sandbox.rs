@@ -98,16 +98,8 @@ pub(crate) struct ExecArgs {
     /// Host name inside [default: sandbox].
     #[arg(long, value_name = "NAME")]
     hostname: Option<OsString>,
-    /// The apptainer or singularity program [default: looked for along PATH].
-    #[arg(long, env = "PRORL_APPTAINER", value_name = "PATH")]
-    apptainer: Option<PathBuf>,
-    /// Local folder for what the sandbox needs while it lives [default: prorl-UID in TMPDIR].
-    #[arg(long, env = "PRORL_RUN_DIR", value_name = "DIR")]
-    run_dir: Option<PathBuf>,
-    /// Number of the host user that the sandbox is mapped to when started by root, who alone can choose [default: that of
-    /// nobody]. Apptainer needs one that /etc/passwd knows.
-    #[arg(long, env = "PRORL_SANDBOX_USER", value_name = "UID")]
-    sandbox_user: Option<u32>,
+    #[command(flatten)]
+    sandboxes: SandboxConfig,
     /// Give the command a terminal [default: when standard input and output are terminals].
     #[arg(short, long, overrides_with = "no_tty")]
     tty: bool,
@@ -138,12 +130,7 @@ async fn exec(args: &ExecArgs) -> anyhow::Result<ExitCode> {
 
 async fn run(args: &ExecArgs, wanted: Wanted) -> anyhow::Result<ExitCode> {
     let Wanted { mut spec, command, workdir, limit } = wanted;
-    let sandboxes = Sandboxes::open(SandboxConfig {
-        run_dir: args.run_dir.clone(),
-        user: args.sandbox_user,
-        apptainer: args.apptainer.clone(),
-        max_starting: None,
-    })?;
+    let sandboxes = Sandboxes::open(args.sandboxes.clone())?;
     sandboxes.guest.path().clone_into(&mut spec.guest);
     let runtime = runtime(&sandboxes, &args.runtime, &spec.image)?;
     let mut signals = Signals::take()?;

@@ -11,17 +11,32 @@ use prorl_sandbox::{
     NamespaceConfig, NamespaceRuntime, Node, NodeConfig, Runtime, SandboxUser, SingularityConfig, SingularityRuntime,
 };
 
-/// What is asked for of sandboxes.
-#[derive(Clone, Debug, Default)]
+/// What is asked for of sandboxes; the flags of every command that starts some by itself.
+#[derive(Clone, Debug, Default, clap::Args)]
 pub(crate) struct SandboxConfig {
-    /// Where processes of this machine and user keep what they own together; a folder of temporary files by default.
-    pub(crate) run_dir: Option<PathBuf>,
-    /// The host user that sandboxes run as when they are started by root.
-    pub(crate) user: Option<u32>,
-    /// The Apptainer or Singularity program; looked for along PATH by default.
+    /// The apptainer or singularity program [default: looked for along PATH].
+    #[arg(long, env = "PRORL_APPTAINER", value_name = "PATH")]
     pub(crate) apptainer: Option<PathBuf>,
+    /// Local folder for what sandboxes need while they live [default: prorl-UID in TMPDIR].
+    #[arg(long, env = "PRORL_RUN_DIR", value_name = "DIR")]
+    pub(crate) run_dir: Option<PathBuf>,
+    /// Number of the host user that sandboxes are mapped to when started by root, who alone can choose [default: that of
+    /// nobody]. Apptainer needs one that /etc/passwd knows.
+    #[arg(long, env = "PRORL_SANDBOX_USER", value_name = "UID")]
+    pub(crate) sandbox_user: Option<u32>,
     /// How many sandboxes may start at once.
+    #[arg(skip)]
     pub(crate) max_starting: Option<NonZeroUsize>,
+}
+
+impl SandboxConfig {
+    /// Returns the user with its group.
+    pub(crate) fn user(&self) -> Option<SandboxUser> {
+        self.sandbox_user.map(|uid| {
+            let known = User::from_uid(Uid::from_raw(uid)).ok().flatten();
+            SandboxUser { uid, gid: known.map_or(uid, |user| user.gid.as_raw()) }
+        })
+    }
 }
 
 /// A node, and what makes sandboxes on it. Dropping it leaves nothing.
@@ -48,12 +63,12 @@ impl Sandboxes {
 
     /// Makes the embedded runtime.
     pub(crate) fn namespace(&self) -> NamespaceRuntime {
-        NamespaceRuntime::new(self.node.clone(), NamespaceConfig { sandbox_user: self.user() })
+        NamespaceRuntime::new(self.node.clone(), NamespaceConfig { sandbox_user: self.config.user() })
     }
 
     /// Makes the Singularity runtime, where there is such a program.
     pub(crate) fn singularity(&self) -> anyhow::Result<SingularityRuntime> {
-        let config = SingularityConfig { program: self.config.apptainer.clone(), sandbox_user: self.user() };
+        let config = SingularityConfig { program: self.config.apptainer.clone(), sandbox_user: self.config.user() };
         Ok(SingularityRuntime::new(self.node.clone(), config)?)
     }
 
@@ -68,12 +83,5 @@ impl Sandboxes {
             Ok(runtime) => Ok(Arc::new(runtime) as Arc<dyn Runtime>),
         };
         Ok(Runtimes::from(namespace).with_singularity(singularity).preferring(preferred).with_default_image(image))
-    }
-
-    fn user(&self) -> Option<SandboxUser> {
-        self.config.user.map(|uid| {
-            let known = User::from_uid(Uid::from_raw(uid)).ok().flatten();
-            SandboxUser { uid, gid: known.map_or(uid, |user| user.gid.as_raw()) }
-        })
     }
 }

@@ -239,7 +239,7 @@ fn settle(args: Args, given: &ArgMatches) -> anyhow::Result<Settings> {
     let max_starting = max_starting.map(|number| above_zero("max_starting", number)).transpose()?;
     let sandboxes = SandboxConfig {
         run_dir: layers.optional("run_dir", args.run_dir)?,
-        user: sandbox_user,
+        sandbox_user,
         apptainer: layers.optional("apptainer", args.apptainer)?,
         max_starting: max_starting.and_then(NonZeroUsize::new),
     };

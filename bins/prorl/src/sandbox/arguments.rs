@@ -42,7 +42,7 @@ impl Wanted {
     /// # Errors
     /// What is wrong with them; never a variable's value.
     pub(super) fn new(args: &ExecArgs) -> anyhow::Result<Self> {
-        if args.sandbox_user.is_some() && !geteuid().is_root() {
+        if args.sandboxes.sandbox_user.is_some() && !geteuid().is_root() {
             bail!("--sandbox-user or PRORL_SANDBOX_USER: only root can choose another user than itself");
         }
         let limit = limit(args.timeout)?;
