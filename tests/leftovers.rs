@@ -67,6 +67,7 @@ fn serve(temp: &Path, runtime: &str, mock: &MockLlm) -> Child {
     Command::new(prorl())
         .args(["serve", "--listen", "127.0.0.1:0", "--runtime", runtime, "--llm", &mock.address()])
         .env("TMPDIR", temp)
+        .env("PRORL_LOG", "error") // there are hundreds of them
         .env_remove("PRORL_TOKEN")
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
