@@ -9,7 +9,14 @@ mod support;
 
 use std::{fs, path::Path, process::Stdio, time::Duration};
 
-use nix::sys::{prctl::set_child_subreaper, signal::Signal};
+use nix::{
+    sys::{
+        prctl::set_child_subreaper,
+        signal::Signal,
+        wait::{WaitPidFlag, waitpid},
+    },
+    unistd::Pid,
+};
 use prorl_llm::mock::MockLlm;
 use serde_json::{Value, json};
 use support::{call, descendants, finish, gone, image, mock, prorl, signal};
@@ -153,7 +160,11 @@ async fn gone_all() {
     loop {
         let left = descendants(std::process::id());
         gone(&left, VANISH).await;
-        if left.is_empty() || support::alive(&descendants(std::process::id())).is_empty() {
+        // The dead are this process's to reap, as it has taken them on; servers are waited for where they were started.
+        for (pid, _) in &left {
+            let _ = waitpid(Pid::from_raw(pid.cast_signed()), Some(WaitPidFlag::WNOHANG));
+        }
+        if support::alive(&descendants(std::process::id())).is_empty() {
             return;
         }
         assert!(began.elapsed() < VANISH, "still there: {:?}", command_lines());
@@ -268,8 +279,8 @@ async fn what_a_killed_keeper_could_not_take_away_goes_with_the_next_start() {
     support::until("the tool", || async { descendants(pid).len() >= 5 }).await;
     // The keeper is no child of the server's.
     let of_server = descendants(pid);
-    let others = descendants(std::process::id()).into_iter().filter(|one| one.0 != pid && !of_server.contains(one));
-    let others: Vec<_> = others.collect();
+    let others = support::alive(&descendants(std::process::id())).into_iter();
+    let others: Vec<_> = others.filter(|one| one.0 != pid && !of_server.contains(one)).collect();
     assert_eq!(others.len(), 1, "{others:?} {:?}", command_lines());
     signal(others[0].0, Signal::SIGKILL);
     signal(pid, Signal::SIGKILL);
