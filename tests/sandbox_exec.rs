@@ -31,9 +31,12 @@ use tokio::{
 /// More than anything here takes.
 const LONG: Duration = Duration::from_secs(30);
 
+/// What a run under `nohup` would hand down: the command keeps to it, and so the tests of signals have to undo it.
+const SIGNALS: &str = "--default-signal=HUP,INT,QUIT,TERM";
+
 fn exec(args: &[&str]) -> Command {
-    let mut command = Command::new(prorl());
-    command.args(["sandbox", "exec"]).args(args).stdin(Stdio::null()).kill_on_drop(true);
+    let mut command = Command::new("env");
+    command.arg(SIGNALS).arg(prorl()).args(["sandbox", "exec"]).args(args).stdin(Stdio::null()).kill_on_drop(true);
     command
 }
 
@@ -346,6 +349,7 @@ impl Console {
         let slave = || Stdio::from(terminal.slave.try_clone().unwrap());
         let child = Command::new("setsid")
             .arg("--ctty")
+            .args(["env", SIGNALS])
             .arg(prorl())
             .args(["sandbox", "exec"])
             .args(args)
