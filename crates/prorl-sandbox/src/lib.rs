@@ -16,6 +16,8 @@ mod diagnosis;
 pub mod doctor;
 #[cfg(feature = "host")]
 mod error;
+#[cfg(feature = "images")]
+pub mod images;
 #[cfg(feature = "host")]
 mod namespace;
 #[cfg(feature = "host")]
@@ -28,6 +30,8 @@ mod singularity;
 mod spec;
 #[cfg(feature = "host")]
 mod start;
+#[cfg(feature = "host")]
+pub mod store;
 
 #[cfg(feature = "host")]
 pub use error::{LauncherFault, SandboxError};
