@@ -99,11 +99,10 @@ async fn what_cannot_be_had_is_refused_by_name() {
     let serve = Serve::without_programs(&mock).await;
     for (request, field, part) in [
         (job("singularity", Some(folder.path())), "instance.runtime", "no singularity runtime"),
-        (job("auto", Some(&packed)), "instance.runtime", "no singularity runtime"),
         (job("singularity", Some(Path::new("host"))), "instance.image", "no image of its own"),
-        (job("auto", Some(Path::new("docker://debian"))), "instance.image", "build or pull it first"),
+        (job("auto", Some(Path::new("docker://debian"))), "instance.image", "prorl image unpack docker://debian"),
+        (job("auto", Some(Path::new("nosuch"))), "instance.image", "the store has no names"),
         (job("auto", Some(Path::new(""))), "instance.image", "empty"),
-        (job("namespace", Some(&packed)), "instance.image", "singularity"),
         (job("singularity", None), "instance.image", "no image of its own"),
         (job("auto", Some(&missing)), "instance.image", "missing"),
     ] {
@@ -112,6 +111,9 @@ async fn what_cannot_be_had_is_refused_by_name() {
         let detail = refused["detail"].as_str().unwrap();
         assert!(detail.contains(field) && detail.contains(part), "{detail}");
     }
+    // What a file holds is seen when it is unpacked.
+    let (_, result) = serve.post("/process", &job("namespace", Some(&packed))).await;
+    assert_eq!((&result["outcome"]["failure_class"], &result["reward"]), (&json!("image"), &Value::Null), "{result}");
     let (_, result) = serve.post("/process", &job("auto", Some(Path::new("host")))).await;
     assert_eq!((&result["reward"], &result["image"]), (&json!(1.0), &json!("host")), "{result}");
     serve.stop().await;
@@ -134,7 +136,7 @@ async fn an_image_without_what_a_tool_needs_is_warned_of() {
 
 #[tokio::test]
 async fn a_server_that_cannot_do_as_told_says_so_and_ends() {
-    let folder = image::open_temp();
+    let (folder, store) = (image::open_temp(), image::open_temp());
     let file = folder.path().join("file");
     fs::write(&file, "").unwrap();
     let empty = folder.path().join("empty");
@@ -144,7 +146,10 @@ async fn a_server_that_cannot_do_as_told_says_so_and_ends() {
     let mut cases = vec![
         (vec!["--apptainer", "/nonexistent/apptainer"], 1, "/nonexistent/apptainer"),
         (vec!["--runtime", "singularity", "--apptainer", "/nonexistent/apptainer"], 1, "/nonexistent/apptainer"),
-        (vec!["--runtime", "namespace", "--image", file.to_str().unwrap()], 2, "packed image"),
+        (vec!["--runtime", "namespace", "--image", file.to_str().unwrap()], 1, file.to_str().unwrap()),
+        (vec!["--image", "nosuch"], 1, "the store has no names"),
+        (vec!["--store", file.to_str().unwrap()], 1, file.to_str().unwrap()),
+        (vec!["--store-max", "many"], 2, "store_max"),
         (vec!["--listen", &long], 2, "108 bytes"),
         (vec!["--run-dir", file.to_str().unwrap()], 1, file.to_str().unwrap()),
         (vec!["--image", "/nonexistent/image"], 2, "/nonexistent/image"),
@@ -167,6 +172,7 @@ async fn a_server_that_cannot_do_as_told_says_so_and_ends() {
             .args(listen)
             .args(&args)
             .env("TMPDIR", folder.path())
+            .env("PRORL_STORE", store.path())
             .stdin(Stdio::null())
             .kill_on_drop(true)
             .output();

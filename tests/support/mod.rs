@@ -50,6 +50,8 @@ pub(crate) struct Serve {
     pub(crate) address: String,
     pub(crate) client: Client,
     pub(crate) temp: tempfile::TempDir,
+    /// The store of images, which outlives a server.
+    pub(crate) store: tempfile::TempDir,
 }
 
 impl Serve {
@@ -58,10 +60,12 @@ impl Serve {
     }
 
     async fn start_in(temp: tempfile::TempDir, args: &[&str], env: &[(&str, &str)]) -> Self {
+        let store = image::open_temp();
         let mut child = Command::new(prorl())
             .args(["serve", "--listen", "127.0.0.1:0"])
             .args(args)
             .env("TMPDIR", temp.path())
+            .env("PRORL_STORE", store.path())
             .env_remove("PRORL_TOKEN")
             .envs(env.iter().copied())
             .stdin(Stdio::null())
@@ -73,7 +77,7 @@ impl Serve {
         let line = lines.next_line().await.unwrap().expect("the server says where it listens");
         let address = line.strip_prefix("prorl serve listening on ").unwrap().to_owned();
         let client = Client::new(&address, None).unwrap();
-        Self { child, address, client, temp }
+        Self { child, address, client, temp, store }
     }
 
     /// Starts a server that uses a scripted policy.

@@ -1,5 +1,6 @@
 //! The program that becomes process 1 of a sandbox: it builds the sandbox around itself, says hello, serves the tools, and
-//! takes everything inside with it when its channel closes. The same program owns launchers such as Apptainer, and keeps nodes.
+//! takes everything inside with it when its channel closes. The same program owns launchers such as Apptainer, keeps nodes, and
+//! copies and removes the files of sandboxes that have ended.
 
 use std::{env, io::Write as _, process::ExitCode};
 
@@ -27,13 +28,16 @@ fn main() -> ExitCode {
         Ok(Order::Enter(setup)) => init::enter(&channel, &setup),
         Ok(Order::Launch(order)) => init::launch(&channel, &order).map(|never| match never {}),
         Ok(Order::Keep(order)) => node::keep(channel, &order),
+        Ok(Order::Own(order)) => init::own(&channel, &order),
+        Ok(Order::Freeze(order)) => return told(&init::answer(&channel, init::freeze(&channel, &order))),
+        Ok(Order::Remove(order)) => return told(&init::answer(&channel, init::remove(&channel, &order))),
         Err(failure) => Err(failure),
     };
     let facts = match entered {
         Ok(facts) => facts,
         Err(failure) => {
             // Nothing can be done about a host that is gone too.
-            let _ = init::greet(&channel, &Greeting::Failed(failure));
+            let _ = init::greet(&channel, &Greeting::Failed(failure), &[]);
             return ExitCode::FAILURE;
         }
     };
@@ -50,8 +54,14 @@ fn main() -> ExitCode {
         bash: programs.bash.clone(),
         python: programs.python.clone(),
     };
-    if init::greet(&channel, &Greeting::Ready(hello)).is_err() {
+    if init::greet(&channel, &Greeting::Ready(hello), &facts.kept).is_err() {
         return ExitCode::FAILURE;
     }
+    drop(facts.kept); // the host's now
     guest::serve(channel, programs)
+}
+
+/// The status of a process that has one thing to tell: who does not hear it is gone.
+fn told(told: &std::io::Result<()>) -> ExitCode {
+    if told.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

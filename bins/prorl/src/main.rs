@@ -3,6 +3,7 @@
 mod bench;
 mod config;
 mod doctor;
+mod image;
 mod mock;
 mod output;
 mod quickstart;
@@ -12,6 +13,7 @@ mod sandbox;
 mod sandboxes;
 mod serve;
 mod stop;
+mod stores;
 mod verify;
 mod wiring;
 
@@ -45,6 +47,8 @@ enum Command {
     Verify(verify::Args),
     /// Try out a sandbox.
     Sandbox(sandbox::Args),
+    /// Build, unpack and look after the images that sandboxes start from.
+    Image(image::Args),
     /// Serve a scripted policy with a real tokenizer, for tests without a GPU.
     MockLlm(mock::Args),
     /// Take figures of this machine.
@@ -89,6 +93,7 @@ fn main() -> ExitCode {
             Command::Run(args) => run::main(args).await,
             Command::Verify(args) => verify::main(&args),
             Command::Sandbox(args) => sandbox::main(args).await,
+            Command::Image(args) => image::main(args).await,
             Command::MockLlm(args) => mock::main(args).await,
             Command::Bench(args) => bench::main(args).await,
             Command::Doctor(args) => doctor::main(args),

@@ -115,6 +115,7 @@ pub(crate) async fn main(args: Args) -> anyhow::Result<ExitCode> {
         sandboxes: SandboxConfig::default(),
         runtime: RuntimeChoice::Namespace,
         image: None,
+        store: None,
         tokenizer,
         limits: CallLimits::default(),
         paths: PathPolicy::Any,

@@ -1,6 +1,7 @@
 //! `prorl sandbox`: a sandbox from the command line.
 
 mod arguments;
+mod image;
 mod session;
 mod signals;
 mod terminal;
@@ -16,13 +17,14 @@ use std::{
 
 use anyhow::{Context, bail};
 use prorl_core::hello::FakeRoot;
-use prorl_sandbox::{Image, Runtime, SandboxError, SandboxSpec};
+use prorl_sandbox::{Runtime, SandboxError, SandboxSpec};
 use prorl_tools::host::{AttachSpec, ExecSpec, ToolClient, ToolError};
 
 use self::{arguments::Wanted, session::End, signals::Signals};
 use crate::{
     output,
     sandboxes::{SandboxConfig, Sandboxes},
+    stores::StoreArgs,
 };
 
 /// How long a sandbox may take to end by itself, once its command has.
@@ -57,13 +59,13 @@ Examples:
 /// Arguments of `prorl sandbox exec`.
 #[derive(clap::Args)]
 pub(crate) struct ExecArgs {
-    /// What the sandbox is made from: `host` for this machine's own programs, an unpacked image (`./host` for a folder of that
-    /// name), or a .sif or squashfs file.
+    /// What the sandbox is made from: `host` for this machine's own programs, the name of an image in the store, or a path: an
+    /// unpacked image, or a .sif or squashfs, which is unpacked into the store first. One that begins with `/` or `.` is a path.
     image: PathBuf,
     /// The command; a shell when absent.
     #[arg(last = true, value_name = "CMD")]
     command: Vec<OsString>,
-    /// Kind of sandbox; auto takes singularity for packed images.
+    /// Kind of sandbox; auto is namespace.
     #[arg(long, default_value = "auto", value_parser = ["auto", "namespace", "singularity"])]
     runtime: String,
     /// Be user 0 inside, without any right outside.
@@ -100,6 +102,8 @@ pub(crate) struct ExecArgs {
     hostname: Option<OsString>,
     #[command(flatten)]
     sandboxes: SandboxConfig,
+    #[command(flatten)]
+    store: StoreArgs,
     /// Give the command a terminal [default: when standard input and output are terminals].
     #[arg(short, long, overrides_with = "no_tty")]
     tty: bool,
@@ -132,10 +136,17 @@ async fn run(args: &ExecArgs, wanted: Wanted) -> anyhow::Result<ExitCode> {
     let Wanted { mut spec, command, workdir, limit } = wanted;
     let sandboxes = Sandboxes::open(args.sandboxes.clone())?;
     sandboxes.guest.path().clone_into(&mut spec.guest);
-    let runtime = runtime(&sandboxes, &args.runtime, &spec.image)?;
+    let runtime: Arc<dyn Runtime> = match args.runtime.as_str() {
+        "singularity" => Arc::new(sandboxes.singularity()?),
+        _ => Arc::new(sandboxes.namespace()),
+    };
     let mut signals = Signals::take()?;
+    let started = async {
+        spec.image = image::find(&args.image, &args.store, &sandboxes).await?;
+        anyhow::Ok(runtime.start(&spec).await?)
+    };
     let started = tokio::select! {
-        started = runtime.start(&spec) => started,
+        started = started => started,
         signal = signals.end() => return Ok(code(128 + signal)),
     };
     let mut sandbox = started?;
@@ -184,14 +195,6 @@ fn is_usage(problem: &anyhow::Error) -> bool {
         }
         _ => false,
     }
-}
-
-/// Makes the runtime that was asked for, or that the image needs. It refuses an image that it cannot start.
-fn runtime(sandboxes: &Sandboxes, name: &str, image: &Image) -> anyhow::Result<Arc<dyn Runtime>> {
-    if name == "singularity" || (name == "auto" && matches!(image, Image::File(_))) {
-        return Ok(Arc::new(sandboxes.singularity()?));
-    }
-    Ok(Arc::new(sandboxes.namespace()))
 }
 
 /// Returns the shell of an image without bash.

@@ -9,7 +9,10 @@ use prorl_core::request::RuntimeChoice;
 use prorl_guest::Guest;
 use prorl_sandbox::{
     NamespaceConfig, NamespaceRuntime, Node, NodeConfig, Runtime, SandboxUser, SingularityConfig, SingularityRuntime,
+    store::ImageStore,
 };
+
+use crate::stores::StoreArgs;
 
 /// What is asked for of sandboxes; the flags of every command that starts some by itself.
 #[derive(Clone, Debug, Default, clap::Args)]
@@ -61,6 +64,21 @@ impl Sandboxes {
         Ok(Self { guest, node, config })
     }
 
+    /// Opens the store of images that its sandboxes start from.
+    pub(crate) fn store(&self, args: &StoreArgs) -> anyhow::Result<ImageStore> {
+        args.open(&self.guest, self.owner()?)
+    }
+
+    /// Returns the user that its sandboxes belong to, if that is another than this process's own.
+    pub(crate) fn owner(&self) -> anyhow::Result<Option<SandboxUser>> {
+        Ok(prorl_sandbox::sandbox_user(self.config.user())?)
+    }
+
+    /// Returns the program that was named for Apptainer.
+    pub(crate) fn apptainer(&self) -> Option<PathBuf> {
+        self.config.apptainer.clone()
+    }
+
     /// Makes the embedded runtime.
     pub(crate) fn namespace(&self) -> NamespaceRuntime {
         NamespaceRuntime::new(self.node.clone(), NamespaceConfig { sandbox_user: self.config.user() })
@@ -84,4 +102,10 @@ impl Sandboxes {
         };
         Ok(Runtimes::from(namespace).with_singularity(singularity).preferring(preferred).with_default_image(image))
     }
+}
+
+/// Returns the user that sandboxes started by this process belong to, if that is another than its own.
+pub(crate) fn owner(asked: Option<u32>) -> anyhow::Result<Option<SandboxUser>> {
+    let config = SandboxConfig { sandbox_user: asked, ..SandboxConfig::default() };
+    Ok(prorl_sandbox::sandbox_user(config.user())?)
 }

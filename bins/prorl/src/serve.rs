@@ -25,6 +25,7 @@ use crate::{
     output,
     sandboxes::SandboxConfig,
     stop::Signals,
+    stores::{ServedStore, StoreArgs, parse_size},
     wiring::{self, Parts, Service},
 };
 
@@ -79,12 +80,20 @@ pub(crate) struct Args {
     /// What `input_ids` of an assistant message holds: delta, full or none [default: delta].
     #[arg(long, env = "PRORL_INPUT_IDS", value_parser = ["delta", "full", "none"])]
     input_ids: Option<String>,
-    /// Kind of sandbox of instances that say `auto` or nothing; auto takes singularity for packed images [default: auto].
+    /// Kind of sandbox of instances that say `auto` or nothing; auto is namespace [default: auto].
     #[arg(long, env = "PRORL_RUNTIME", value_parser = ["auto", "namespace", "singularity"])]
     runtime: Option<String>,
-    /// Image of instances that name none: an unpacked folder, a .sif or a squashfs [default: the host's own programs].
-    #[arg(long, env = "PRORL_IMAGE", value_name = "PATH")]
+    /// Image of instances that name none: a name of the store, an unpacked folder, a .sif or a squashfs [default: the host's own
+    /// programs].
+    #[arg(long, env = "PRORL_IMAGE", value_name = "IMAGE")]
     image: Option<PathBuf>,
+    /// Folder of the store of images [default: prorl/store in XDG_DATA_HOME or ~/.local/share].
+    #[arg(long, env = "PRORL_STORE", value_name = "DIR")]
+    store: Option<PathBuf>,
+    /// Remove images that nobody uses from the store, the one unused for longest first, while it is larger than this, such as 50G
+    /// [default: nothing is removed].
+    #[arg(long, env = "PRORL_STORE_MAX", value_name = "SIZE")]
+    store_max: Option<String>,
     /// The apptainer or singularity program [default: looked for along PATH].
     #[arg(long, env = "PRORL_APPTAINER", value_name = "PATH")]
     apptainer: Option<PathBuf>,
@@ -217,7 +226,11 @@ fn settle(args: Args, given: &ArgMatches) -> anyhow::Result<Settings> {
         other => bail!("runtime: expected auto, namespace or singularity, found {other}"),
     };
     let image = match layers.optional("image", args.image)?.filter(|image| image != Path::new(HOST_IMAGE)) {
-        Some(path) => Some(path.canonicalize().with_context(|| format!("image: {} cannot be opened", path.display()))?),
+        // Anything else may be a name of the store, which is not open yet.
+        Some(path) if path.is_absolute() || path.starts_with(".") || path.starts_with("..") => {
+            Some(path.canonicalize().with_context(|| format!("image: {} cannot be opened", path.display()))?)
+        }
+        Some(name) => Some(name),
         None if runtime == RuntimeChoice::Singularity => {
             tracing::warn!(
                 "no --image is given, and the singularity runtime has none of its own: each instance has to name one"
@@ -226,11 +239,13 @@ fn settle(args: Args, given: &ArgMatches) -> anyhow::Result<Settings> {
         }
         None => None,
     };
-    if runtime == RuntimeChoice::Namespace && image.as_ref().is_some_and(|image| image.is_file()) {
-        bail!(
-            "image: the namespace runtime takes an unpacked folder; a packed image needs --runtime auto or singularity"
-        );
-    }
+    let store_max = layers.optional("store_max", args.store_max)?;
+    let store = ServedStore {
+        args: StoreArgs { store: layers.optional("store", args.store)? },
+        max_bytes: store_max
+            .map(|size| parse_size(&size).map_err(|problem| anyhow::anyhow!("store_max: {problem}")))
+            .transpose()?,
+    };
     let sandbox_user = layers.optional("sandbox_user", args.sandbox_user)?;
     if sandbox_user.is_some() && !geteuid().is_root() {
         bail!("sandbox_user: only root can choose another user than itself for sandboxes");
@@ -281,6 +296,7 @@ fn settle(args: Args, given: &ArgMatches) -> anyhow::Result<Settings> {
         sandboxes,
         runtime,
         image,
+        store: Some(store),
         tokenizer: wiring::tokenizer(tokenizer.as_deref())?,
         limits,
         paths,

@@ -7,19 +7,21 @@ use std::{
 };
 
 use anyhow::Context;
-use prorl_agents::{CallLimits, Environment, Math, PathPolicy, Runtimes};
+use prorl_agents::{CallLimits, Environment, Math, PathPolicy};
 use prorl_core::request::RuntimeChoice;
 use prorl_llm::{
     pool::{Pool, PoolConfig},
     tokenizer::ChatTokenizer,
 };
 use prorl_pipeline::{Pipeline, PipelineConfig, Registry};
-use prorl_sandbox::SandboxSpec;
 use prorl_server::{Listen, Server, ServerConfig};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use crate::sandboxes::{SandboxConfig, Sandboxes};
+use crate::{
+    sandboxes::{SandboxConfig, Sandboxes},
+    stores::ServedStore,
+};
 
 /// How long the last jobs may take to end once the server has stopped.
 const CLOSE_LIMIT: Duration = Duration::from_secs(30);
@@ -35,6 +37,8 @@ pub(crate) struct Parts {
     pub(crate) sandboxes: SandboxConfig,
     pub(crate) runtime: RuntimeChoice,
     pub(crate) image: Option<PathBuf>,
+    /// Where images are kept that jobs name or bring; without it packed ones need Apptainer.
+    pub(crate) store: Option<ServedStore>,
     pub(crate) tokenizer: ChatTokenizer,
     pub(crate) limits: CallLimits,
     pub(crate) paths: PathPolicy,
@@ -64,10 +68,11 @@ pub(crate) fn tokenizer(folder: Option<&Path>) -> anyhow::Result<ChatTokenizer> 
 
 /// Starts and ends one sandbox as instances get it that ask for nothing, so that a server with which no job could run says so
 /// at once. A server whose instances have to name an image has nothing to try.
-async fn try_out(runtimes: &Runtimes, guest: &Path) -> anyhow::Result<()> {
-    let Ok((runtime, image)) = runtimes.choose(RuntimeChoice::Auto, None) else { return Ok(()) };
+async fn try_out(env: &Environment) -> anyhow::Result<()> {
+    let Some((runtime, spec)) = env.default_sandbox().await.context("the image of instances that name none")? else {
+        return Ok(());
+    };
     let failed = || format!("no sandbox of the {} runtime can be started here (see `prorl doctor`)", runtime.name());
-    let spec = SandboxSpec { image, ..SandboxSpec::new(guest) };
     let sandbox = runtime.start(&spec).await.with_context(failed)?;
     sandbox.shutdown(TRIAL_GRACE).await.with_context(failed)
 }
@@ -77,11 +82,12 @@ impl Service {
     pub(crate) async fn start(listen: Listen, parts: Parts) -> anyhow::Result<Self> {
         let sandboxes = Sandboxes::open(parts.sandboxes)?;
         let runtimes = sandboxes.runtimes(parts.runtime, parts.image)?;
-        try_out(&runtimes, sandboxes.guest.path()).await?;
         let pool = Pool::new(parts.pool);
         let mut env = Environment::new(runtimes, sandboxes.guest.path(), pool.clone(), parts.tokenizer);
         (env.paths, env.limits) = (parts.paths, parts.limits);
         env.allow_host_network = parts.allow_host_network;
+        env.unpacker = parts.store.map(|store| store.unpacker(&sandboxes)).transpose()?.flatten();
+        try_out(&env).await?;
         let env = Arc::new(env);
         let mut registry = Registry::default();
         registry.register(Math::new(Arc::clone(&env)))?;

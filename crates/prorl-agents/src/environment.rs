@@ -7,13 +7,17 @@ use std::{
 };
 
 use dashmap::DashMap;
-use prorl_core::{FailureClass, JobRequest, Malformed, request::CommonFields, request::NetworkChoice};
+use prorl_core::{FailureClass, Instance, JobRequest, Malformed, request::CommonFields, request::NetworkChoice};
 use prorl_llm::{pool::Pool, tokenizer::ChatTokenizer};
 use prorl_pipeline::{JobContext, StageError};
-use prorl_sandbox::{Image, Network, Runtime, SandboxSpec};
+use prorl_sandbox::{Image, Network, Runtime, SandboxSpec, images::Unpacker};
 use tokio::sync::OnceCell;
 
-use crate::{Runtimes, runtimes::HOST_IMAGE};
+use crate::{
+    Runtimes,
+    images::{self, Found},
+    runtimes::{Form, HOST_IMAGE},
+};
 
 /// Which paths a request may name.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -87,6 +91,9 @@ pub struct Environment {
     pub runtimes: Runtimes,
     /// The guest program.
     pub guest: PathBuf,
+    /// What unpacks images, and the store that it unpacks them to. With one, instances may name its images, packed ones run
+    /// without FUSE, and the jobs of a group can share what they start from.
+    pub unpacker: Option<Unpacker>,
     /// The LLM servers.
     pub pool: Pool,
     /// The tokenizer of requests that name none.
@@ -107,6 +114,7 @@ impl Environment {
         Self {
             runtimes: runtimes.into(),
             guest: guest.into(),
+            unpacker: None,
             pool,
             tokenizer,
             named_tokenizers: DashMap::new(),
@@ -138,22 +146,32 @@ impl Environment {
             let problem = "host is refused by this server; it needs --allow-host-network";
             return Err(Malformed::new("instance.network", problem));
         }
-        self.choose(&common).map(drop)
+        let found = self.find(&common)?;
+        self.runtime(&common, self.form_of(&found)).map(drop)
     }
 
-    /// Returns the runtime and the image for an instance.
-    fn choose(&self, common: &CommonFields) -> Result<(&Arc<dyn Runtime>, Image), Malformed> {
-        let check = |image: &String| match image.as_str() {
-            HOST_IMAGE => Ok(PathBuf::from(HOST_IMAGE)),
-            "" => Err("expected a path or \"host\", found an empty text".to_owned()),
-            url if url.contains("://") => Err(format!(
-                "expected the path of an unpacked folder, a .sif or a squashfs, found {url}: build or pull it first"
-            )),
-            path => self.paths.check(Path::new(path)),
+    /// Finds the image that an instance names, or the server's own.
+    fn find(&self, common: &CommonFields) -> Result<Found, Malformed> {
+        let store = self.unpacker.as_ref().map(|unpacker| &unpacker.store);
+        let found = match &common.image {
+            Some(text) => images::find(Path::new(text), &self.paths, store),
+            // Whoever runs the server may name any path.
+            None => images::find(self.runtimes.default_path(), &PathPolicy::Any, store),
         };
-        let named = common.image.as_ref().map(check).transpose();
-        let named = named.map_err(|why| Malformed::new("instance.image", why))?;
-        self.runtimes.choose(common.runtime, named.as_deref())
+        found.map_err(|why| Malformed::new("instance.image", why))
+    }
+
+    /// Returns the runtime for an instance whose image is of this form.
+    fn runtime(&self, common: &CommonFields, form: Form) -> Result<&Arc<dyn Runtime>, Malformed> {
+        self.runtimes.of(common.runtime, form)
+    }
+
+    fn form_of(&self, found: &Found) -> Form {
+        match found {
+            Found::Host => Form::Host,
+            Found::Packed(_) if self.unpacker.is_none() => Form::Packed,
+            Found::Packed(_) | Found::Stored(_) | Found::Folder(_) => Form::Unpacked,
+        }
     }
 
     /// Returns the tokenizer that a request asks for, loading it the first time.
@@ -188,21 +206,58 @@ impl Environment {
         name == own || (last == own && !Path::new(name).exists())
     }
 
-    /// Returns what to start for a job, its image, network and limits, and the runtime that can.
+    /// Returns the image that a job's sandbox starts from, and the runtime that starts it. With a store a packed image is
+    /// unpacked first, once for all jobs; the image of a store is kept there as long as what this returns is held.
     ///
     /// # Errors
-    /// When the request names something that [`check`](Self::check) refuses, such as an image that is no longer there.
-    pub fn sandbox_spec(&self, job: &JobContext) -> Result<(&Arc<dyn Runtime>, SandboxSpec), StageError> {
-        let refused = |problem: Malformed| {
-            let class = match problem.field.as_str() {
-                "instance.image" => FailureClass::Image,
-                _ => FailureClass::Handler,
-            };
-            StageError::text(class, problem.to_string())
-        };
-        let common = job.instance().common().map_err(refused)?;
-        let (runtime, image) = self.choose(&common).map_err(refused)?;
+    /// When the request names something that [`check`](Self::check) refuses, such as an image that is no longer there, and
+    /// when it cannot be unpacked.
+    ///
+    /// # Cancel safety
+    /// Dropping it ends the unpacking, unless another job waits for it too.
+    pub async fn image(&self, job: &JobContext) -> Result<(&Arc<dyn Runtime>, Image), StageError> {
+        let common = job.instance().common().map_err(|problem| refused(&problem))?;
+        let found = self.find(&common).map_err(|problem| refused(&problem))?;
+        let runtime = self.runtime(&common, self.form_of(&found)).map_err(|problem| refused(&problem))?;
+        Ok((runtime, found.unpacked(self.unpacker.as_ref()).await?))
+    }
+
+    /// Returns what a job is started with that asks for nothing, and the runtime that starts it; nothing where such a job is
+    /// refused, because each has to name an image.
+    ///
+    /// # Errors
+    /// When the server's own image is not there or does not unpack.
+    ///
+    /// # Cancel safety
+    /// As that of [`image`](Self::image).
+    pub async fn default_sandbox(&self) -> Result<Option<(&Arc<dyn Runtime>, SandboxSpec)>, StageError> {
+        let common = Instance::default().common().map_err(|problem| refused(&problem))?;
+        let found = self.find(&common).map_err(|problem| refused(&problem))?;
+        if matches!(found, Found::Host) && self.runtimes.default_image() == HOST_IMAGE {
+            let Ok(runtime) = self.runtime(&common, Form::Host) else { return Ok(None) };
+            return Ok(Some((runtime, SandboxSpec::new(&self.guest))));
+        }
+        let runtime = self.runtime(&common, self.form_of(&found)).map_err(|problem| refused(&problem))?;
+        let image = found.unpacked(self.unpacker.as_ref()).await?;
+        Ok(Some((runtime, SandboxSpec { image, ..SandboxSpec::new(&self.guest) })))
+    }
+
+    /// Returns the runtime for a job whose image is known.
+    pub(crate) fn runtime_of(&self, job: &JobContext, image: &Image) -> Result<&Arc<dyn Runtime>, StageError> {
+        let common = job.instance().common().map_err(|problem| refused(&problem))?;
+        self.runtime(&common, Form::of(image)).map_err(|problem| refused(&problem))
+    }
+
+    /// Returns what to start for a job from an image: its network, its limits, and the variables that the image sets.
+    ///
+    /// # Errors
+    /// When the request has a field that [`check`](Self::check) refuses.
+    pub fn sandbox_spec(&self, job: &JobContext, image: Image) -> Result<SandboxSpec, StageError> {
+        let common = job.instance().common().map_err(|problem| refused(&problem))?;
         let mut spec = SandboxSpec::new(&self.guest);
+        if let Image::Stored(stored) = &image {
+            spec.env.clone_from(&stored.filled().env);
+        }
         spec.image = image;
         spec.fakeroot = common.fakeroot;
         if common.network == NetworkChoice::Host {
@@ -225,6 +280,15 @@ impl Environment {
             }
         }
         spec.start_timeout = job.remaining(Some(self.limits.sandbox_start));
-        Ok((runtime, spec))
+        Ok(spec)
     }
+}
+
+/// The failure of a job whose request names what cannot be had.
+fn refused(problem: &Malformed) -> StageError {
+    let class = match problem.field.as_str() {
+        "instance.image" => FailureClass::Image,
+        _ => FailureClass::Handler,
+    };
+    StageError::text(class, problem.to_string())
 }

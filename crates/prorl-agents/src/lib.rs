@@ -2,7 +2,9 @@
 
 pub mod agent;
 pub mod environment;
+mod images;
 pub mod math;
+pub mod prepare;
 pub mod prompt;
 pub mod runtimes;
 pub mod sandbox;

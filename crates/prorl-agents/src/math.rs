@@ -4,14 +4,14 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use prorl_core::{FailureClass, Instance, JobRequest, Malformed, SandboxHandle, request::kind_of};
-use prorl_pipeline::{AgentHandler, Evaluation, JobContext, Prepared, RunOutput, StageError};
+use prorl_pipeline::{AgentHandler, Evaluation, JobContext, Prepared, RunOutput, Shared, StageError};
 use prorl_tools::host::Toolbox;
 use serde_json::{Map, Value, json};
 
 use crate::{
     Environment,
     agent::{Agent, no_backend},
-    prompt,
+    prepare, prompt,
     sandbox::AgentSandbox,
     score::math::grade,
 };
@@ -80,15 +80,24 @@ impl AgentHandler for Math {
 
     fn check(&self, request: &JobRequest) -> Result<(), Malformed> {
         self.env.check(request)?;
+        prepare::setup(&request.instance)?;
         prompt::messages(&request.instance, &["problem", "question"], SYSTEM)?;
         ground_truth(&request.instance)?;
         toolbox(&request.instance).map(drop)
     }
 
+    fn init_shared_by(&self, request: &JobRequest) -> Option<String> {
+        prepare::shared_by(&self.env, request)
+    }
+
+    async fn init_shared(&self, job: &JobContext) -> Result<Shared, StageError> {
+        prepare::share(&self.env, job).await
+    }
+
     async fn init(&self, job: &JobContext) -> Result<Prepared, StageError> {
         // Loaded here, so that a broken folder is found before a backend waits for it.
         self.env.tokenizer(job).await?;
-        let sandbox = AgentSandbox::start(&self.env, job).await?;
+        let sandbox = prepare::sandbox(&self.env, job).await?;
         let image = job.instance().common().ok().and_then(|common| common.image);
         let image = image.unwrap_or_else(|| self.env.runtimes.default_image());
         // Not a failure, since the policy is told by the tool; but whoever chose the image should know.

@@ -14,7 +14,8 @@ pub const HOST_IMAGE: &str = "host";
 /// The runtimes of one server, and how a job gets one of them.
 ///
 /// What the instance asks for comes first, then what the server prefers. Where both say `auto`, a packed image (`.sif`,
-/// squashfs) goes to Singularity, everything else to the embedded runtime, which is faster and needs nothing installed.
+/// squashfs) that no store unpacks goes to Singularity, everything else to the embedded runtime, which is faster and needs
+/// nothing installed.
 #[derive(Clone)]
 pub struct Runtimes {
     namespace: Arc<dyn Runtime>,
@@ -50,53 +51,84 @@ impl Runtimes {
         self
     }
 
-    /// Sets the image of instances that name none; without one it is the host's own programs.
+    /// Sets the image of instances that name none: a path, or a name of the server's store. Without one it is the host's own
+    /// programs.
     #[must_use]
     pub fn with_default_image(mut self, image: Option<PathBuf>) -> Self {
         self.default_image = image;
         self
     }
 
-    /// Returns what instances that name no image get, as results name it: a path, or `host`.
+    /// Returns what instances that name no image get, as results name it: a path, a name of the store, or `host`.
     pub fn default_image(&self) -> String {
-        self.default_image.as_ref().map_or_else(|| HOST_IMAGE.to_owned(), |image| image.display().to_string())
+        self.default_path().display().to_string()
     }
 
-    /// Returns the runtime and the image for an instance. `image` is the one it names, already checked to be one that it
-    /// may name: a resolved path, or [`HOST_IMAGE`].
+    pub(crate) fn default_path(&self) -> &Path {
+        self.default_image.as_deref().unwrap_or(Path::new(HOST_IMAGE))
+    }
+
+    /// Returns the runtime and the image for an instance, without a store. `image` is the one it names, already checked to be
+    /// one that it may name: a resolved path, or [`HOST_IMAGE`].
     ///
     /// # Errors
     /// Names the field of the instance that cannot be had, and why.
     pub fn choose(&self, asked: RuntimeChoice, image: Option<&Path>) -> Result<(&Arc<dyn Runtime>, Image), Malformed> {
-        let refused = |field: &str, why: String| Err(Malformed::new(format!("instance.{field}"), why));
         let image = match image.or(self.default_image.as_deref()) {
             None => Image::Host,
             Some(path) if path == Path::new(HOST_IMAGE) => Image::Host,
             Some(path) if path.is_dir() => Image::Directory(path.to_owned()),
             Some(path) if path.is_file() => Image::File(path.to_owned()),
             Some(path) => {
-                let found = path.display();
-                return refused(
-                    "image",
-                    format!("expected an unpacked image folder, a .sif or a squashfs, found {found}"),
-                );
+                let problem =
+                    format!("expected an unpacked image folder, a .sif or a squashfs, found {}", path.display());
+                return Err(Malformed::new("instance.image", problem));
             }
         };
+        Ok((self.of(asked, Form::of(&image))?, image))
+    }
+
+    /// Returns the runtime for an instance whose image is of this form.
+    ///
+    /// # Errors
+    /// As [`choose`](Self::choose).
+    pub(crate) fn of(&self, asked: RuntimeChoice, form: Form) -> Result<&Arc<dyn Runtime>, Malformed> {
+        let refused = |field: &str, why: String| Err(Malformed::new(format!("instance.{field}"), why));
         let choice = if asked == RuntimeChoice::Auto { self.preferred } else { asked };
-        let is_packed = matches!(image, Image::File(_));
-        if choice == RuntimeChoice::Namespace && is_packed {
+        if choice == RuntimeChoice::Namespace && form == Form::Packed {
             let why = "a packed image needs the singularity runtime; the namespace runtime takes an unpacked folder";
             return refused("image", why.to_owned());
         }
-        if choice != RuntimeChoice::Singularity && !is_packed {
-            return Ok((&self.namespace, image));
+        if choice != RuntimeChoice::Singularity && form != Form::Packed {
+            return Ok(&self.namespace);
         }
-        if matches!(image, Image::Host) {
+        if form == Form::Host {
             return refused("image", "expected one: the singularity runtime has no image of its own".to_owned());
         }
         match &self.singularity {
-            Ok(singularity) => Ok((singularity, image)),
+            Ok(singularity) => Ok(singularity),
             Err(why) => refused("runtime", why.clone()),
+        }
+    }
+}
+
+/// What decides which runtimes can start an image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Form {
+    /// The host's own programs.
+    Host,
+    /// A folder, of a store or not.
+    Unpacked,
+    /// A file, where no store unpacks it.
+    Packed,
+}
+
+impl Form {
+    pub(crate) fn of(image: &Image) -> Self {
+        match image {
+            Image::Host => Self::Host,
+            Image::Directory(_) | Image::Stored(_) => Self::Unpacked,
+            Image::File(_) => Self::Packed,
         }
     }
 }

@@ -4,11 +4,12 @@ use std::{any::Any, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use prorl_core::{FailureClass, SandboxHandle};
-use prorl_pipeline::{JobContext, Prepared, StageError};
-use prorl_sandbox::{Facts, Sandbox};
+use prorl_pipeline::{Prepared, StageError};
+use prorl_sandbox::{
+    Facts, FreezeError, Runtime, Sandbox, SandboxSpec,
+    store::{ImageStore, Layer},
+};
 use prorl_tools::host::ToolClient;
-
-use crate::Environment;
 
 /// A sandbox and the client of the tools inside it.
 pub struct AgentSandbox {
@@ -17,16 +18,15 @@ pub struct AgentSandbox {
 }
 
 impl AgentSandbox {
-    /// Starts the sandbox that a job asks for.
+    /// Starts a sandbox.
     ///
     /// # Errors
     /// With the failure class of what went wrong.
     ///
     /// # Cancel safety
     /// Dropping it kills what was started.
-    pub async fn start(env: &Environment, job: &JobContext) -> Result<Arc<Self>, StageError> {
-        let (runtime, spec) = env.sandbox_spec(job)?;
-        let started = runtime.start(&spec).await;
+    pub async fn start(runtime: &dyn Runtime, spec: &SandboxSpec) -> Result<Arc<Self>, StageError> {
+        let started = runtime.start(spec).await;
         let mut sandbox = started.map_err(|err| StageError::new(err.failure_class(), &err))?;
         let channel = sandbox
             .take_channel()
@@ -61,6 +61,17 @@ impl AgentSandbox {
                 Err(StageError::text(FailureClass::Sandbox, format!("sandbox {} died", self.sandbox.id())))
             }
         }
+    }
+
+    /// Makes a layer of what the sandbox has written, and ends it.
+    ///
+    /// # Errors
+    /// See [`FreezeError`].
+    ///
+    /// # Cancel safety
+    /// As that of [`Sandbox::freeze`].
+    pub async fn freeze(&self, store: &ImageStore) -> Result<Layer, FreezeError> {
+        self.sandbox.freeze(store).await
     }
 
     /// Returns what is known of the sandbox.

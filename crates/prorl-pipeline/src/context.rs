@@ -13,7 +13,7 @@ use prorl_core::{Deadline, Instance, JobId, JobRequest, SamplingParams, SandboxH
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    JobState, Permit, RunOutput, StagePool,
+    JobState, Permit, RunOutput, Shared, StagePool,
     job::Job,
     pipeline::{Pools, SandboxCounters},
     timer::{PausableTimer, Running},
@@ -35,6 +35,7 @@ pub struct JobContext {
     retries: Arc<AtomicU32>,
     stop: CancellationToken,
     slot: Mutex<Slot>,
+    shared: Mutex<Option<Arc<Shared>>>,
     adopted: Mutex<Vec<Arc<dyn SandboxHandle>>>,
     progress: Mutex<Option<Arc<dyn Progress>>>,
     warnings: Mutex<Vec<String>>,
@@ -67,6 +68,7 @@ impl JobContext {
             retries,
             stop,
             slot: Mutex::default(),
+            shared: Mutex::default(),
             adopted: Mutex::default(),
             progress: Mutex::default(),
             warnings: Mutex::default(),
@@ -163,6 +165,12 @@ impl JobContext {
         output
     }
 
+    /// Returns what the job's group shares, to start from: inside init, where the handler's
+    /// [`init_shared_by`](crate::AgentHandler::init_shared_by) names something. Init keeps what it needs of it for longer.
+    pub fn shared(&self) -> Option<Arc<Shared>> {
+        self.shared.lock().clone()
+    }
+
     /// Gives a sandbox to the pipeline, which closes it when the stage ends, however it ends.
     pub fn adopt(&self, sandbox: Arc<dyn SandboxHandle>) {
         self.counters.opened();
@@ -204,6 +212,18 @@ impl JobContext {
     pub(crate) fn leave_stage(&self) {
         let slot = std::mem::take(&mut *self.slot.lock());
         drop(slot); // outside the lock: a permit hands its place on
+    }
+
+    pub(crate) fn start_from(&self, shared: Arc<Shared>) {
+        for warning in &shared.warnings {
+            self.warn(warning);
+        }
+        *self.shared.lock() = Some(shared);
+    }
+
+    pub(crate) fn drop_shared(&self) {
+        let shared = self.shared.lock().take();
+        drop(shared); // outside the lock: what the handler's state does when it goes is not known here
     }
 
     pub(crate) fn take_adopted(&self) -> Vec<Arc<dyn SandboxHandle>> {

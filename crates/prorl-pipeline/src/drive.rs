@@ -6,15 +6,17 @@ use std::{
     time::Duration,
 };
 
-use prorl_core::{CriticalError, FailureClass, JobResult, Outcome, Stage, Status, Timing};
+use prorl_core::{Deadline, FailureClass, Stage};
 use serde_json::Value;
 use tokio::{task::JoinSet, time::Instant};
 use tracing::Instrument;
 
 use crate::{
-    AgentHandler, Evaluation, JobContext, JobState, PausableTimer, Permit, Prepared, RunOutput, StageError,
+    AgentHandler, JobContext, JobState, PausableTimer, Permit, StageError,
+    conclude::{Attempt, Cause, Clock, conclude},
     job::Job,
     pipeline::{InitPlaces, Inner},
+    shared::{Joined, Lead, Part},
 };
 
 /// How long a callback that was told to end may take to reach its next await.
@@ -22,47 +24,6 @@ const ABORT_GRACE: Duration = Duration::from_secs(1);
 
 /// How long closing a sandbox may take beyond its grace.
 const CLOSE_LIMIT: Duration = Duration::from_secs(10);
-
-/// How an attempt ended.
-enum Cause {
-    /// Scored, or skipped by request.
-    Done,
-    Failed {
-        stage: Stage,
-        error: StageError,
-    },
-    TimedOut(Stage),
-    Cancelled(Stage),
-}
-
-/// What an attempt brought.
-struct Attempt {
-    cause: Cause,
-    prepared: Option<Arc<Prepared>>,
-    run: Option<Arc<RunOutput>>,
-    /// Whether the run stage ended by itself.
-    ran: bool,
-    evaluation: Option<Evaluation>,
-}
-
-/// Seconds by stage, over all attempts.
-#[derive(Default)]
-struct Clock {
-    init: Duration,
-    run: Duration,
-    eval: Duration,
-    others: Duration,
-}
-
-impl Clock {
-    fn of(&mut self, stage: Stage) -> &mut Duration {
-        match stage {
-            Stage::Init => &mut self.init,
-            Stage::Run => &mut self.run,
-            Stage::Eval => &mut self.eval,
-        }
-    }
-}
 
 /// Drives a job to its end, which it records.
 pub(crate) async fn drive(inner: &Inner, job: &Arc<Job>, first: Option<InitPlaces>) {
@@ -100,24 +61,6 @@ pub(crate) async fn drive(inner: &Inner, job: &Arc<Job>, first: Option<InitPlace
     inner.ended(job, result);
 }
 
-/// The result of a job whose driving itself panicked: a broken invariant of ours, or a handler's callback that has no task.
-pub(crate) fn broken_by_us(job: &Job, panic: &(dyn Any + Send)) -> JobResult {
-    let text = panic_text(panic);
-    tracing::error!(job = %job.id, panic = text, "driving the job panicked");
-    JobResult {
-        instance_id: job.request.instance.id("instance_id").ok().flatten(),
-        group_id: job.request.group_id.clone(),
-        error: Some(format!("the service panicked: {text}")),
-        critical_error: Some(CriticalError::FinalResult),
-        attempt: job.attempt(),
-        ..JobResult::empty(
-            job.id.clone(),
-            job.data_source.clone(),
-            Outcome::failed(FailureClass::Internal, job.state().stage()),
-        )
-    }
-}
-
 async fn attempt(inner: &Inner, context: &Arc<JobContext>, first: Option<InitPlaces>, clock: &mut Clock) -> Attempt {
     let mut attempt = Attempt { cause: Cause::Done, prepared: None, run: None, ran: false, evaluation: None };
     attempt.cause = match stages(inner, context, first, clock, &mut attempt).await {
@@ -152,12 +95,35 @@ async fn stages(
         let priority = context.request().priority;
         place(context, Stage::Init, InitPlaces::acquire(&inner.pools, priority)).await?
     };
+    let (places, part) = take_part(inner, context, places).await?;
     let ahead = places.ahead;
+    // The lead stays here: a callback that must be left behind takes none of it along.
+    let (lead, shared) = match part {
+        Some(Part::Lead(lead)) => (Some(lead), None),
+        Some(Part::Follow(shared)) => (None, Some(shared)),
+        None => (None, None),
+    };
+    let work = lead.as_ref().map(Lead::work);
     let made = in_stage(context, Stage::Init, places.worker, clock, {
         let (handler, context) = (Arc::clone(handler), Arc::clone(context));
-        async move { handler.init(&context).await }
+        async move {
+            let shared = match work {
+                Some(work) => Some(work.make(&*handler, &context).await?),
+                None => shared,
+            };
+            if let Some(shared) = shared {
+                context.start_from(shared);
+            }
+            handler.init(&context).await
+        }
     });
-    let prepared = made.await.inspect_err(|cause| {
+    let made = made.await;
+    match (lead, &made) {
+        (Some(lead), Err(Cause::TimedOut(_))) => lead.ran_out(),
+        (lead, _) => drop(lead),
+    }
+    context.drop_shared();
+    let prepared = made.inspect_err(|cause| {
         if let Cause::Failed { error, .. } = cause
             && matches!(error.class, FailureClass::Sandbox | FailureClass::Image)
         {
@@ -181,6 +147,7 @@ async fn stages(
     let run = Arc::new(run.await?);
     attempt.run = Some(Arc::clone(&run));
     attempt.ran = true;
+    context.job().leave_group();
     close_sandboxes(inner, context, clock).await;
 
     if inner.config.allow_skip_eval && context.instance().get("skip_eval") == Some(&Value::Bool(true)) {
@@ -222,6 +189,33 @@ async fn place<T>(context: &JobContext, stage: Stage, place: impl Future<Output 
     }
 }
 
+/// Tells a job of a group that shares its part. Where that is to wait for another's work, it holds no places meanwhile.
+async fn take_part(
+    inner: &Inner,
+    context: &JobContext,
+    places: InitPlaces,
+) -> Result<(InitPlaces, Option<Part>), Cause> {
+    let Some(group) = context.job().group() else { return Ok((places, None)) };
+    let failed = |error| Cause::Failed { stage: Stage::Init, error };
+    // The clock stands still until init begins, so that this is what the job will have whenever it is given the lead.
+    let now = context.used();
+    let time = stage_deadline(context, Stage::Init, now).remaining(now);
+    let mut wait = match group.join(time).map_err(failed)? {
+        Joined::Now(part) => return Ok((places, Some(part))),
+        Joined::Later(wait) => wait,
+    };
+    let places = places.give_back();
+    context.job().enter(JobState::Waiting(Stage::Init), Some("shared init"));
+    let word = tokio::select! {
+        biased;
+        () = context.stop().cancelled() => return Err(Cause::Cancelled(Stage::Init)),
+        word = wait.word() => word,
+    };
+    let part = word.map_err(failed)?;
+    let places = place(context, Stage::Init, InitPlaces::acquire_at(&inner.pools, places)).await?;
+    Ok((places, Some(part)))
+}
+
 async fn worker(context: &JobContext, stage: Stage) -> Permit {
     context.pool(stage).acquire(context.request().priority).await
 }
@@ -252,15 +246,9 @@ async fn in_stage<T: Send + 'static>(
     clock: &mut Clock,
     work: impl Future<Output = Result<T, StageError>> + Send + 'static,
 ) -> Result<T, Cause> {
-    let limits = context.request().stage_timeouts;
-    let limit = match stage {
-        Stage::Init => limits.init,
-        Stage::Run => limits.run,
-        Stage::Eval => limits.eval,
-    };
     let timer = context.timer();
     let began = timer.used();
-    let deadline = timer.deadline().child(began, limit.map(Duration::from_secs_f64));
+    let deadline = stage_deadline(context, stage, began);
     if deadline.is_past(began) {
         return Err(Cause::TimedOut(stage));
     }
@@ -280,6 +268,17 @@ async fn in_stage<T: Send + 'static>(
     *clock.of(stage) += timer.used().saturating_sub(began);
     context.leave_stage();
     result
+}
+
+/// Returns when a stage that begins now must have ended.
+fn stage_deadline(context: &JobContext, stage: Stage, now: Duration) -> Deadline {
+    let limits = context.request().stage_timeouts;
+    let limit = match stage {
+        Stage::Init => limits.init,
+        Stage::Run => limits.run,
+        Stage::Eval => limits.eval,
+    };
+    context.timer().deadline().child(now, limit.map(Duration::from_secs_f64))
 }
 
 fn outcome_of<T>(
@@ -302,7 +301,7 @@ fn how_it_broke(error: tokio::task::JoinError) -> String {
     }
 }
 
-fn panic_text(panic: &(dyn Any + Send)) -> &str {
+pub(crate) fn panic_text(panic: &(dyn Any + Send)) -> &str {
     panic
         .downcast_ref::<&str>()
         .copied()
@@ -346,7 +345,7 @@ async fn close_sandboxes(inner: &Inner, context: &JobContext, clock: &mut Clock)
 }
 
 /// Runs a callback outside the stages: bounded, and its panic is an error.
-async fn callback<T: Send + 'static>(
+pub(crate) async fn callback<T: Send + 'static>(
     limit: Duration,
     name: &str,
     work: impl Future<Output = T> + Send + 'static,
@@ -362,151 +361,4 @@ async fn callback<T: Send + 'static>(
             Err(format!("{name} did not return within {limit:?}"))
         }
     }
-}
-
-/// Makes the result: whole, whatever happened.
-async fn conclude(inner: &Inner, context: &Arc<JobContext>, mut attempt: Attempt, mut clock: Clock) -> JobResult {
-    let began = Instant::now();
-    let limit = inner.config.callback_limit;
-    let handler = Arc::clone(&context.job().handler);
-    let mut draft = draft(context, &mut attempt);
-    let mut broken = None;
-    if let Cause::Failed { stage, error } = attempt.cause {
-        let (handler, context) = (Arc::clone(&handler), Arc::clone(context));
-        let name = format!("{stage}_exception");
-        let fallback = callback(limit, &name, async move {
-            match stage {
-                Stage::Init => handler.init_exception(&context, &error).await,
-                Stage::Run => handler.run_exception(&context, &error).await,
-                Stage::Eval => handler.eval_exception(&context, &error).await,
-            }
-        });
-        match fallback.await {
-            Ok(fallback) => {
-                draft.report.extend(fallback.report);
-                draft.artifacts.extend(fallback.artifacts);
-            }
-            Err(how) => broken = Some(how),
-        }
-    }
-    if broken.is_none() {
-        let (handler, context, given) = (handler, Arc::clone(context), draft.clone());
-        let last_word = callback(limit, "final_result", async move { handler.final_result(&context, given).await });
-        match last_word.await.and_then(|last_word| sealed(&draft, last_word)) {
-            Ok(result) => draft = result,
-            Err(how) => broken = Some(how),
-        }
-    }
-    if let Some(how) = broken {
-        tracing::error!(%how, "a handler's callback broke");
-        let stage = draft.outcome.stage;
-        draft.outcome = Outcome::failed(FailureClass::Handler, stage);
-        draft.error = Some(draft.error.map_or_else(|| how.clone(), |error| format!("{error}; then {how}")));
-        draft.critical_error = Some(CriticalError::FinalResult);
-        (draft.reward, draft.resolved, draft.filter) = (None, false, true);
-    }
-    clock.others += began.elapsed();
-    draft.timing = Timing {
-        init_time: clock.init.as_secs_f64(),
-        run_time: clock.run.as_secs_f64(),
-        eval_time: clock.eval.as_secs_f64(),
-        others_time: clock.others.as_secs_f64(),
-        counted_elapsed: context.used().as_secs_f64(),
-        timeout: context.job().timeout.as_secs_f64(),
-        timeout_triggered: draft.outcome.status == Status::Timeout,
-    };
-    draft
-}
-
-/// Moves what the attempt brought into a result: messages and traces are large, and nobody else needs them now.
-fn draft(context: &JobContext, attempt: &mut Attempt) -> JobResult {
-    let request = context.request();
-    let stop_reason = attempt.run.as_ref().map_or(prorl_core::StopReason::Error, |run| run.stop_reason);
-    let (outcome, error, critical_error) = match &attempt.cause {
-        Cause::Done => (Outcome::completed(stop_reason), None, None),
-        Cause::Failed { stage, error } => {
-            (Outcome::failed(error.class, Some(*stage)), Some(error.message.clone()), Some((*stage).into()))
-        }
-        Cause::TimedOut(stage) => {
-            let used = context.used().as_secs_f64();
-            let error = format!("counted time ran out in {stage} after {used:.3} s");
-            (Outcome::timed_out(Some(*stage)), Some(error), Some(CriticalError::Timeout))
-        }
-        Cause::Cancelled(stage) => {
-            let error = format!("cancelled in or before {stage}");
-            (Outcome::cancelled(Some(*stage)), Some(error), Some(CriticalError::Cancelled))
-        }
-    };
-    let mut warnings = request.sampling_params.warnings();
-    for (field, given) in
-        [("callback_url", request.callback_url.is_some()), ("weight_version", request.weight_version.is_some())]
-    {
-        if given {
-            warnings.push(format!("{field} has no effect in this version"));
-        }
-    }
-    warnings.extend(context.take_warnings());
-    let mut result = JobResult {
-        instance_id: context.instance().id("instance_id").ok().flatten(),
-        trajectory_id: context.trajectory_id(),
-        group_id: request.group_id.clone(),
-        success: attempt.ran,
-        error,
-        critical_error,
-        warnings,
-        attempt: context.attempt(),
-        image: match &attempt.prepared {
-            Some(prepared) => prepared.image.clone(),
-            // Init came to nothing, so that all there is to tell is what was asked for.
-            None => context.instance().common().ok().and_then(|common| common.image).unwrap_or_default(),
-        },
-        ..JobResult::empty(context.id().clone(), context.job().data_source.clone(), outcome)
-    };
-    if let Some(run) = attempt.run.take().map(Arc::unwrap_or_clone) {
-        result.finish = run.finish.is_some();
-        result.end_properly = run.end_properly;
-        result.messages = run.trajectory.messages;
-        result.traces = run.trajectory.traces;
-        result.tools = run.tools;
-        result.artifacts = run.artifacts;
-        result.git_patch = run.git_patch;
-        result.usage = run.usage;
-    }
-    if result.outcome.trainable && result.traces.iter().all(|trace| trace.response_ids().is_empty()) {
-        // A prompt that did not fit, say: no turn was made, so there is nothing to train on, and no policy to judge.
-        (result.outcome.trainable, result.outcome.in_baseline, result.filter) = (false, false, true);
-    }
-    if let Some(evaluation) = &attempt.evaluation {
-        result.reward = Some(evaluation.reward);
-        result.resolved = evaluation.reward > 0.99;
-        result.report.clone_from(&evaluation.report);
-    } else if matches!(attempt.cause, Cause::Done) {
-        // Eval was skipped by request: there is no reward for a baseline.
-        result.outcome.in_baseline = false;
-    }
-    result
-}
-
-/// Takes a handler's last word, but for what is not the handler's to say: how the job ended, and a reward that nobody scored.
-fn sealed(draft: &JobResult, last_word: JobResult) -> Result<JobResult, String> {
-    let reward = match (draft.reward, last_word.reward) {
-        (Some(_), Some(reward)) if reward.is_finite() => Some(reward),
-        (Some(_), other) => return Err(format!("final_result gave the reward {other:?}, expected a finite number")),
-        (None, _) => None,
-    };
-    Ok(JobResult {
-        job_id: draft.job_id.clone(),
-        trajectory_id: draft.trajectory_id.clone(),
-        data_source: draft.data_source.clone(),
-        group_id: draft.group_id.clone(),
-        success: draft.success,
-        reward,
-        resolved: reward.is_some_and(|reward| reward > 0.99),
-        filter: !draft.outcome.trainable,
-        error: draft.error.clone(),
-        critical_error: draft.critical_error,
-        outcome: draft.outcome.clone(),
-        attempt: draft.attempt,
-        ..last_word
-    })
 }

@@ -9,7 +9,7 @@ use prorl_core::{
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::JobContext;
+use crate::{JobContext, Shared};
 
 /// Why a stage could not do its work: never the policy's doing.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -155,7 +155,30 @@ pub trait AgentHandler: Send + Sync + 'static {
         Ok(())
     }
 
-    /// Makes the sandbox and whatever the task needs in it.
+    /// Names what a job can share with the others of its group: jobs of one `group_id` for which this says the same have
+    /// it made once, by [`init_shared`](Self::init_shared). So the text holds everything of the request that decides what
+    /// is made. `None`, as for jobs without a group, makes nothing. [`Shared`] says how often it is tried when it takes too
+    /// long.
+    fn init_shared_by(&self, request: &JobRequest) -> Option<String> {
+        let _ = request;
+        None
+    }
+
+    /// Makes what the jobs of a group share, within the init stage of one of them, before its own [`init`](Self::init).
+    /// `job` is that one; nothing that is its alone may show in the outcome.
+    ///
+    /// The others wait meanwhile, without a worker or counted time. When it fails, each of them fails with this error. When
+    /// `job` is cancelled or its time is up, another one begins anew, unless two have run out of as much time as any of the
+    /// others has (see [`Shared`]).
+    ///
+    /// # Errors
+    /// When it cannot be made.
+    async fn init_shared(&self, job: &JobContext) -> Result<Shared, StageError> {
+        let _ = job;
+        Ok(Shared::default())
+    }
+
+    /// Makes the sandbox and whatever the task needs in it, starting from [`JobContext::shared`] where there is something.
     ///
     /// # Errors
     /// When it cannot be made.
@@ -225,6 +248,12 @@ impl<H: AgentHandler + ?Sized> AgentHandler for Arc<H> {
     }
     fn check(&self, request: &JobRequest) -> Result<(), Malformed> {
         (**self).check(request)
+    }
+    fn init_shared_by(&self, request: &JobRequest) -> Option<String> {
+        (**self).init_shared_by(request)
+    }
+    async fn init_shared(&self, job: &JobContext) -> Result<Shared, StageError> {
+        (**self).init_shared(job).await
     }
     async fn init(&self, job: &JobContext) -> Result<Prepared, StageError> {
         (**self).init(job).await

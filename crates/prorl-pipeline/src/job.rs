@@ -13,7 +13,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use crate::{AgentHandler, pipeline::Inner};
+use crate::{AgentHandler, pipeline::Inner, shared::Group};
 
 /// Where a job is. It moves forward only, except that an attempt may begin again; `Ended` is final.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -88,6 +88,8 @@ pub(crate) struct Job {
     pub(crate) timeout: Duration,
     /// The number of the attempt that it is in, over all submits of the id.
     attempt: AtomicU32,
+    /// What it shares with others before init, until no attempt of it can begin any more.
+    group: Mutex<Option<Arc<Group>>>,
     pub(crate) cancel: CancellationToken,
     reason: Mutex<Option<CancelReason>>,
     phase: Mutex<Phase>,
@@ -117,12 +119,26 @@ impl Job {
             data_source,
             timeout,
             attempt: AtomicU32::new(attempt),
+            group: Mutex::default(),
             cancel: CancellationToken::new(),
             reason: Mutex::new(None),
             phase: Mutex::new(phase),
             interest: Mutex::default(),
             result: watch::Sender::new(None),
         }
+    }
+
+    pub(crate) fn enter_group(&self, group: Arc<Group>) {
+        *self.group.lock() = Some(group);
+    }
+
+    pub(crate) fn group(&self) -> Option<Arc<Group>> {
+        self.group.lock().clone()
+    }
+
+    pub(crate) fn leave_group(&self) {
+        let group = self.group.lock().take();
+        drop(group); // outside the lock: with the last hold goes what was made
     }
 
     /// The one place that changes a job's state.

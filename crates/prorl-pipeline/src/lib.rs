@@ -1,5 +1,6 @@
 #![doc = include_str!("../README.md")]
 
+mod conclude;
 mod context;
 mod drive;
 mod handler;
@@ -9,6 +10,7 @@ mod pool;
 mod queue;
 mod registry;
 mod results;
+mod shared;
 mod timer;
 
 pub use context::{JobContext, Progress};
@@ -19,4 +21,5 @@ pub use pool::{Permit, StagePool};
 pub use queue::{InProcessQueue, JobQueue, Ticket};
 pub use registry::{Registry, RegistryError};
 pub use results::{InMemoryResults, Lookup, ResultStore};
+pub use shared::Shared;
 pub use timer::{BudgetExceeded, PausableTimer};

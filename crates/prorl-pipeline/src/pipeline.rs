@@ -23,8 +23,10 @@ use tracing::Instrument;
 
 use crate::{
     AgentHandler, InMemoryResults, InProcessQueue, JobHandle, JobQueue, JobState, Lookup, Permit, Registry,
-    ResultStore, StagePool, Ticket, drive,
+    ResultStore, StagePool, Ticket, conclude, drive,
     job::{CancelReason, Job},
+    pool::Place,
+    shared::{Groups, Key},
 };
 
 /// What happens to a job when the last client that waited for it leaves.
@@ -180,6 +182,17 @@ impl InitPlaces {
         let ahead = pools.ahead.acquire(priority).await;
         Self { ahead, worker: pools.init.acquire(priority).await }
     }
+
+    /// Gives both back; returns where in their queues they were.
+    pub(crate) fn give_back(self) -> (Place, Place) {
+        (self.ahead.give_back(), self.worker.give_back())
+    }
+
+    /// Waits for both again, before those who came later.
+    pub(crate) async fn acquire_at(pools: &Pools, (ahead, worker): (Place, Place)) -> Self {
+        let ahead = pools.ahead.wait_at(ahead).await;
+        Self { ahead, worker: pools.init.wait_at(worker).await }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -262,6 +275,7 @@ pub(crate) struct Inner {
     registry: Registry,
     pub(crate) pools: Arc<Pools>,
     pub(crate) sandboxes: Arc<SandboxCounters>,
+    groups: Arc<Groups>,
     queue: Box<dyn JobQueue>,
     results: Box<dyn ResultStore>,
     jobs: Mutex<Jobs>,
@@ -309,6 +323,7 @@ impl Pipeline {
             registry,
             pools: Arc::new(pools),
             sandboxes: Arc::default(),
+            groups: Arc::default(),
             queue,
             results,
             jobs: Mutex::new(jobs),
@@ -539,6 +554,8 @@ impl Inner {
         let timeout = request.timeout.map_or(self.config.default_timeout, Duration::from_secs_f64);
         let detached = request.detach || self.config.on_disconnect == OnDisconnect::Keep;
         let priority = request.priority;
+        let shares = request.group_id.clone().zip(handler.init_shared_by(&request));
+        let shares = shares.map(|(group_id, text)| Key { handler: handler.name().to_owned(), group_id, text });
 
         let mut jobs = self.jobs.lock();
         let mut first_attempt = 1;
@@ -574,7 +591,8 @@ impl Inner {
         if jobs.tombstones.has(&id, self.config.tombstone_life) {
             return Err(SubmitError::JobCancelled(id));
         }
-        if self.queue.len() >= self.config.queue_limit {
+        // Those that wait for another of their group have left the queue for a moment only.
+        if self.queue.len() + self.groups.n_waiting() >= self.config.queue_limit {
             return Err(SubmitError::QueueFull { limit: self.config.queue_limit });
         }
         jobs.ended.remove(&id);
@@ -583,6 +601,9 @@ impl Inner {
         let serial = jobs.next_serial;
         let request = Arc::new(request);
         let job = Arc::new(Job::new(id.clone(), serial, request, digest, handler, data_source, timeout, first_attempt));
+        if let Some(key) = shares {
+            job.enter_group(self.groups.of(key));
+        }
         job.attach();
         if detached {
             job.detach();
@@ -618,7 +639,7 @@ impl Inner {
         let driven = async move {
             let drive = AssertUnwindSafe(drive::drive(&inner, &job, places)).catch_unwind();
             if let Err(panic) = drive.await {
-                inner.ended(&job, drive::broken_by_us(&job, panic.as_ref()));
+                inner.ended(&job, conclude::broken_by_us(&job, panic.as_ref()));
             }
         };
         self.tasks.spawn(driven.instrument(span));
@@ -627,6 +648,7 @@ impl Inner {
     /// Records the one ending of a job and hands its result to those who wait.
     pub(crate) fn ended(&self, job: &Arc<Job>, result: JobResult) {
         let result = Arc::new(result);
+        job.leave_group();
         let mut jobs = self.jobs.lock();
         if jobs.live.remove(&job.serial).is_none() {
             return; // it has its one ending

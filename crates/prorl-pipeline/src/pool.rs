@@ -7,7 +7,7 @@ use prorl_core::status::StageStatus;
 use tokio::sync::oneshot;
 
 /// Higher priority first; equal priority in order of asking.
-type Place = (Reverse<i64>, u64);
+pub(crate) type Place = (Reverse<i64>, u64);
 
 /// The places of one stage. Clones share them.
 #[derive(Clone, Debug)]
@@ -31,6 +31,11 @@ pub struct Permit {
 }
 
 impl Permit {
+    /// Gives it back; returns the place in the queue that it was given at.
+    pub(crate) fn give_back(self) -> Place {
+        self.place
+    }
+
     fn disarm(mut self) {
         self.state = None;
     }
@@ -97,13 +102,16 @@ impl StagePool {
     /// # Cancel safety
     /// As [`acquire`](Self::acquire).
     pub async fn lend<T>(&self, permit: Permit, work: impl Future<Output = T>) -> (T, Permit) {
-        let place = permit.place;
-        drop(permit);
+        let place = permit.give_back();
         let output = work.await;
         (output, self.wait_at(place).await)
     }
 
-    async fn wait_at(&self, place: Place) -> Permit {
+    /// Waits for a place where it once was in the queue.
+    ///
+    /// # Cancel safety
+    /// As [`acquire`](Self::acquire).
+    pub(crate) async fn wait_at(&self, place: Place) -> Permit {
         let (sender, receiver) = oneshot::channel();
         let _waiting = Waiting { state: &self.state, place };
         self.state.lock().waiting.insert(place, sender);

@@ -15,7 +15,8 @@ pub(crate) fn explain(proc: &Path, failure: StartFailure) -> SandboxError {
     }
     match step.as_str() {
         step::READ_SETUP => SandboxError::Protocol { reason: format!("guest refused its set-up: {target}") },
-        step::OPEN_IMAGE => SandboxError::Image { path: target.into(), source },
+        step::OPEN_IMAGE | step::OPEN_LAYER => SandboxError::Image { path: target.into(), source },
+        step::LAYER_IDS => SandboxError::Invalid { what: "layers", reason: target },
         step::OPEN_BIND => SandboxError::Bind { path: target.into(), source },
         _ if is_exhaustion(&source) => SandboxError::Exhausted { step, target, source },
         _ => SandboxError::Setup { step, target, source },

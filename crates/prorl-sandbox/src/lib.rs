@@ -4,6 +4,8 @@
 pub mod init;
 #[cfg(any(feature = "host", feature = "init"))]
 pub mod node;
+#[cfg(any(feature = "host", feature = "init"))]
+mod parcel;
 pub mod setup;
 #[cfg(any(feature = "host", feature = "init"))]
 mod subid;
@@ -16,6 +18,8 @@ mod diagnosis;
 pub mod doctor;
 #[cfg(feature = "host")]
 mod error;
+#[cfg(feature = "host")]
+mod freeze;
 #[cfg(feature = "images")]
 pub mod images;
 #[cfg(feature = "host")]
@@ -36,6 +40,8 @@ pub mod store;
 #[cfg(feature = "host")]
 pub use error::{LauncherFault, SandboxError};
 #[cfg(feature = "host")]
+pub use freeze::FreezeError;
+#[cfg(feature = "host")]
 pub use namespace::{NamespaceConfig, NamespaceRuntime};
 #[cfg(feature = "host")]
 pub use node::{Node, NodeConfig};
@@ -43,8 +49,10 @@ pub use node::{Node, NodeConfig};
 pub use runtime::Runtime;
 #[cfg(feature = "host")]
 pub use sandbox::{Facts, Sandbox};
-pub use setup::{Bind, Image, Network, SandboxUser};
+pub use setup::{Bind, Network, SandboxUser};
 #[cfg(feature = "host")]
 pub use singularity::{SingularityConfig, SingularityRuntime};
 #[cfg(feature = "host")]
-pub use spec::SandboxSpec;
+pub use spec::{Image, SandboxSpec};
+#[cfg(feature = "host")]
+pub use start::become_user as sandbox_user;

@@ -19,9 +19,11 @@ use rustix::process::{
 use tokio::{io::unix::AsyncFd, net::UnixStream, process::Child, runtime::Handle as Runtime, time::timeout};
 
 use crate::{
-    SandboxError,
+    Image, SandboxError, SandboxSpec,
+    freeze::Freezable,
     node::{Claim, Handle, Maker, Process, Reach, descends, has_ended},
     start::Kind,
+    store::Layer,
     sys,
 };
 
@@ -53,12 +55,39 @@ pub struct Facts {
 pub struct Sandbox {
     facts: Facts,
     channel: Option<UnixStream>,
-    processes: Processes,
+    pub(crate) processes: Processes,
+    /// What it stands on, until nothing of it is left.
+    ground: Mutex<Option<Ground>>,
+    /// What it can be frozen by, until it ends.
+    pub(crate) freezable: Mutex<Option<Freezable>>,
+    /// Whether it was ever meant to be.
+    pub(crate) is_freezable: bool,
+}
+
+/// An image and layers that a store may remove when nobody holds them.
+#[derive(Debug)]
+pub(crate) struct Ground {
+    _image: Image,
+    _layers: Vec<Layer>,
+}
+
+impl Ground {
+    pub(crate) fn of(spec: &SandboxSpec) -> Self {
+        Self { _image: spec.image.clone(), _layers: spec.layers.clone() }
+    }
 }
 
 impl Sandbox {
-    pub(crate) fn new(facts: Facts, channel: UnixStream, processes: Processes) -> Self {
-        Self { facts, channel: Some(channel), processes }
+    pub(crate) fn new(
+        facts: Facts,
+        channel: UnixStream,
+        processes: Processes,
+        ground: Ground,
+        freezable: Option<Freezable>,
+    ) -> Self {
+        let is_freezable = freezable.is_some();
+        let (ground, freezable) = (Mutex::new(Some(ground)), Mutex::new(freezable));
+        Self { facts, channel: Some(channel), processes, ground, freezable, is_freezable }
     }
 
     /// Returns the sandbox's name, unique on this node while this process lives.
@@ -87,7 +116,10 @@ impl Sandbox {
     /// # Cancel safety
     /// A dropped call has closed the channel, which is enough for the guest to end; the sandbox can be shut down again.
     pub async fn shutdown(&self, grace: Duration) -> Result<(), SandboxError> {
-        self.processes.shutdown(grace).await
+        drop(self.freezable.lock().take());
+        self.processes.shutdown(grace).await?;
+        drop(self.ground.lock().take());
+        Ok(())
     }
 
     /// Waits until nothing of the sandbox runs any more, whatever ended it.
@@ -96,6 +128,8 @@ impl Sandbox {
     /// Dropping the future changes nothing.
     pub async fn wait_dead(&self) {
         self.processes.gone().await;
+        drop(self.freezable.lock().take());
+        drop(self.ground.lock().take());
     }
 }
 
@@ -169,6 +203,11 @@ impl Processes {
     /// Returns the sandbox's own folder if it has one.
     pub(crate) fn run_dir(&self) -> Option<PathBuf> {
         self.claim.made_run_dir()
+    }
+
+    /// Tells whether process 1 or the outer process runs no more.
+    pub(crate) fn is_over(&self) -> bool {
+        self.outer.has_ended() || self.inner.as_ref().is_none_or(Watch::has_ended)
     }
 
     pub(crate) fn outer_pid(&self) -> u32 {

@@ -2,6 +2,7 @@
 
 use std::{ffi::OsString, net::Ipv4Addr, path::PathBuf, time::Duration};
 
+use prorl_core::hello::StartFailure;
 use serde::{Deserialize, Serialize};
 
 /// The first frame from the host: what the fresh process is to be.
@@ -14,6 +15,74 @@ pub enum Order {
     Launch(Launch),
     /// The keeper of a node, which cleans up after the host's process.
     Keep(Keep),
+    /// The owner of a program outside of every sandbox, such as a builder of images.
+    Own(Own),
+    /// A freezer: it copies what a sandbox that has ended has written into a folder of a store, and ends.
+    ///
+    /// One byte follows, with three descriptors: the tmpfs of the sandbox's writable layer, the sandbox's user namespace, and
+    /// the folder, which is empty. The answer is an [`Answer`].
+    Freeze(Chore),
+    /// A remover: it empties a folder in which files belong to a fake root's other ids, and ends.
+    ///
+    /// One byte follows, with the descriptor of the folder. The answer is an [`Answer`].
+    Remove(Chore),
+}
+
+/// What program an owner runs. It reads nothing, and what it says goes to the owner's standard output.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Own {
+    /// [`prorl_core::hello::PROTOCOL`] of the host.
+    pub protocol: u32,
+    /// The program and its arguments. Everyone on the machine can read them.
+    pub argv: Vec<OsString>,
+    /// Its whole environment.
+    pub env: Vec<(OsString, OsString)>,
+    /// The folder that it is started in.
+    #[serde(with = "path")]
+    pub cwd: PathBuf,
+    /// Whether it gets a user namespace of its own with the same ids, and mounts of its own, where root has the capabilities
+    /// that the machine withholds from it. Only root can.
+    pub own_users: bool,
+}
+
+/// What an owner tells when nothing of its program is left.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Owned {
+    /// The program has ended with this code.
+    Exited(i32),
+    /// It has ended by this signal.
+    Killed(i32),
+    /// It did not run, or how it ended is not known.
+    Failed(StartFailure),
+}
+
+/// What a process is told that does one thing with files and ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Chore {
+    /// [`prorl_core::hello::PROTOCOL`] of the host.
+    pub protocol: u32,
+    /// The host user to become first. Only root can, and root must.
+    pub become_user: Option<SandboxUser>,
+}
+
+/// What became of a [`Chore`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Answer {
+    /// It is done.
+    Done(Counted),
+    /// It failed, and nothing of it is left.
+    Failed(StartFailure),
+}
+
+/// What was copied.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Counted {
+    /// Files, folders, links and marks of what was removed.
+    pub entries: u64,
+    /// Bytes of files, holes not counted.
+    pub bytes: u64,
+    /// Whether something belongs to another than the sandbox's user.
+    pub has_other_ids: bool,
 }
 
 /// What an owner starts, and how long it may run.
@@ -46,22 +115,16 @@ pub struct Keep {
     pub boot_id: String,
 }
 
-/// What a sandbox's root file system is made from.
+/// What a guest makes a sandbox's root file system from.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Image {
-    /// The host's own programs: `/usr`, `/bin`, `/sbin`, `/lib*` and a short list of `/etc`, under a private writable layer.
-    /// Homes, `/run`, `/var`, `/srv`, `/opt` and other mounts of the host are not there.
-    ///
-    /// A folder of these that overlayfs refuses, because something is mounted below it (container runtimes mount drivers
-    /// there), is read-only. The kernel then shows it only together with the mounts below it, which are read-only too.
+    /// The host's own programs.
     Host,
-    /// An unpacked image: a directory that holds a whole root file system. It is never written to.
+    /// A directory that holds a whole root file system.
     Directory(#[serde(with = "path")] PathBuf),
-    /// An image in one file: a `.sif` of Singularity, or a squashfs. It needs a launcher that can mount it.
+    /// An image in one file, which a launcher has to mount.
     File(#[serde(with = "path")] PathBuf),
-    /// The root file system that the guest finds itself in, which a launcher has made from an image. Not for a
-    /// `SandboxSpec`.
-    #[doc(hidden)]
+    /// The root file system that the guest finds itself in, which a launcher has made from an image.
     Root,
 }
 
@@ -104,6 +167,12 @@ pub struct Setup {
     pub protocol: u32,
     /// The root file system.
     pub image: Image,
+    /// Folders of the layers between the image and what is written, the lowest first.
+    pub layers: Vec<OsString>,
+    /// The name of one of them with files of a fake root's other ids. Nothing where there is none.
+    pub needs_range: Option<String>,
+    /// Whether the guest hands out what its writable layer can be frozen by.
+    pub freezable: bool,
     /// Host name inside.
     pub hostname: String,
     /// Environment of everything inside, over the standard one.
@@ -181,6 +250,9 @@ pub(crate) mod step {
     pub(crate) const NAMESPACES: &str = "create namespaces";
     pub(crate) const MAP_USERS: &str = "map users";
     pub(crate) const OPEN_IMAGE: &str = "open image";
+    pub(crate) const OPEN_LAYER: &str = "open layer";
+    pub(crate) const LAYER_IDS: &str = "own the files of layers";
+    pub(crate) const PUT_LAYERS: &str = "put layers over the image";
     pub(crate) const OPEN_BIND: &str = "open bind source";
     pub(crate) const MOUNT: &str = "mount";
     pub(crate) const MOUNT_PROC: &str = "mount proc";

@@ -1,5 +1,6 @@
 use std::{
-    io,
+    ffi::OsString,
+    fmt, io,
     os::unix::ffi::OsStrExt as _,
     path::{Component, Path, PathBuf},
     time::Duration,
@@ -7,10 +8,45 @@ use std::{
 
 use prorl_core::hello;
 
-use crate::{Bind, Image, Network, SandboxError, SandboxUser, setup::Setup};
+use crate::{
+    Bind, Network, SandboxError, SandboxUser,
+    setup::{self, Setup},
+    store::{Base, Layer, LayerUsers, StoredImage},
+};
 
 /// How long a sandbox may live when nothing else is said. Whoever needs more says so; nothing lives for ever by mistake.
 const MAX_LIFE: Duration = Duration::from_hours(24);
+
+/// How many layers a sandbox can stand on. Their names have to fit into what one mount can be told.
+const MAX_LAYERS: usize = 64;
+
+/// What a sandbox's root file system is made from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Image {
+    /// The host's own programs: `/usr`, `/bin`, `/sbin`, `/lib*` and a short list of `/etc`, under a private writable layer.
+    /// Homes, `/run`, `/var`, `/srv`, `/opt` and other mounts of the host are not there.
+    ///
+    /// A folder of these that overlayfs refuses, because something is mounted below it (container runtimes mount drivers
+    /// there), is read-only. The kernel then shows it only together with the mounts below it, which are read-only too.
+    Host,
+    /// An unpacked image: a directory that holds a whole root file system. It is never written to.
+    Directory(PathBuf),
+    /// An image in one file: a `.sif` of Singularity, or a squashfs. It needs a launcher that can mount it.
+    File(PathBuf),
+    /// An unpacked image of a store, which keeps it while the spec or the sandbox lives.
+    Stored(StoredImage),
+}
+
+impl Image {
+    /// Returns where it is, unless it is the host itself.
+    pub(crate) fn path(&self) -> Option<&Path> {
+        match self {
+            Self::Host => None,
+            Self::Directory(path) | Self::File(path) => Some(path),
+            Self::Stored(image) => Some(image.root()),
+        }
+    }
+}
 
 /// What a sandbox is to be. Runtimes check it whole before they make anything.
 #[derive(Clone, Debug)]
@@ -19,6 +55,12 @@ pub struct SandboxSpec {
     pub guest: PathBuf,
     /// The root file system.
     pub image: Image,
+    /// What other sandboxes have written, to lie between the image and what this one writes; the lowest first. Each was
+    /// frozen over this image and over the layers before it. Nothing is copied, and nothing is written to them.
+    pub layers: Vec<Layer>,
+    /// Whether it can be frozen: see [`Sandbox::freeze`](crate::Sandbox::freeze). It costs two open files of this process
+    /// as long as it stands.
+    pub freezable: bool,
     /// Host name inside: 1 to 63 letters, digits and `-`.
     pub hostname: String,
     /// Environment of everything inside, over the standard one (`PATH`, `HOME`, `USER`, `LOGNAME`, `SHELL`, `LANG`, `TERM`).
@@ -49,6 +91,8 @@ impl SandboxSpec {
         Self {
             guest: guest.into(),
             image: Image::Host,
+            layers: Vec::new(),
+            freezable: false,
             hostname: "sandbox".to_owned(),
             env: Vec::new(),
             fakeroot: false,
@@ -65,9 +109,14 @@ impl SandboxSpec {
     pub(crate) fn to_setup(&self, become_user: Option<SandboxUser>) -> Result<Setup, SandboxError> {
         self.check_values()?;
         let (image, binds) = self.check_files()?;
+        let layers = self.check_layers(&self.base(&image))?;
+        let needs_range = self.layers.iter().map(Layer::record).find(|record| record.users == LayerUsers::Range);
         Ok(Setup {
             protocol: hello::PROTOCOL,
             image,
+            layers,
+            needs_range: needs_range.map(|record| record.id.clone()),
+            freezable: self.freezable,
             hostname: self.hostname.clone(),
             env: self.env.clone(),
             fakeroot: self.fakeroot,
@@ -85,31 +134,30 @@ impl SandboxSpec {
 
     /// Checks that the files are there, and returns those that the guest must find, their links resolved: it looks for them
     /// from another root.
-    fn check_files(&self) -> Result<(Image, Vec<Bind>), SandboxError> {
+    fn check_files(&self) -> Result<(setup::Image, Vec<Bind>), SandboxError> {
         let guest_error = |source| SandboxError::Guest { path: self.guest.clone(), source };
         if !self.guest.metadata().map_err(guest_error)?.is_file() {
             return Err(guest_error(io::ErrorKind::IsADirectory.into()));
         }
+        let image_error = |path: &Path, source| SandboxError::Image { path: path.to_owned(), source };
         let image = match &self.image {
-            Image::Host => Image::Host,
-            Image::Directory(path) => {
-                let image_error = |source| SandboxError::Image { path: path.clone(), source };
-                let found = path.canonicalize().map_err(image_error)?;
+            Image::Host => setup::Image::Host,
+            Image::Directory(_) | Image::Stored(_) => {
+                let path = self.image.path().unwrap_or(Path::new(""));
+                let found = path.canonicalize().map_err(|source| image_error(path, source))?;
                 if !found.is_dir() {
-                    return Err(image_error(io::ErrorKind::NotADirectory.into()));
+                    return Err(image_error(path, io::ErrorKind::NotADirectory.into()));
                 }
-                Image::Directory(found)
+                setup::Image::Directory(found)
             }
             Image::File(path) => {
-                let image_error = |source| SandboxError::Image { path: path.clone(), source };
-                let found = path.canonicalize().map_err(image_error)?;
+                let found = path.canonicalize().map_err(|source| image_error(path, source))?;
                 if !found.is_file() {
                     let why = "it is neither a file nor an unpacked directory";
-                    return Err(image_error(io::Error::new(io::ErrorKind::InvalidInput, why)));
+                    return Err(image_error(path, io::Error::new(io::ErrorKind::InvalidInput, why)));
                 }
-                Image::File(found)
+                setup::Image::File(found)
             }
-            Image::Root => return Err(invalid("image", "a launched root is no image of a spec".to_owned())),
         };
         let binds = self.binds.iter().map(|bind| {
             let bind_error = |source| SandboxError::Bind { path: bind.source.clone(), source };
@@ -117,6 +165,46 @@ impl SandboxSpec {
             Ok(Bind { source, ..bind.clone() })
         });
         Ok((image, binds.collect::<Result<_, SandboxError>>()?))
+    }
+
+    /// Returns what a layer of this sandbox lies over, below all other layers. `found` is what the guest is told.
+    pub(crate) fn base(&self, found: &setup::Image) -> Base {
+        match (&self.image, found) {
+            (Image::Stored(image), _) => Base::Image(image.filled().digest.clone()),
+            (_, setup::Image::Directory(path) | setup::Image::File(path)) => Base::Path(path.clone()),
+            (_, setup::Image::Host | setup::Image::Root) => Base::Host,
+        }
+    }
+
+    /// Checks that each layer lies over what it was frozen over, and returns their folders.
+    fn check_layers(&self, base: &Base) -> Result<Vec<OsString>, SandboxError> {
+        if self.layers.len() > MAX_LAYERS {
+            return Err(invalid("layers", format!("{} are more than {MAX_LAYERS}", self.layers.len())));
+        }
+        let mut below: Vec<&str> = Vec::new();
+        let mut folders = Vec::new();
+        for layer in &self.layers {
+            let record = layer.record();
+            let id = &record.id;
+            if record.base != *base {
+                let (made, found) = (Described(&record.base), Described(base));
+                return Err(invalid("layers", format!("layer {id} was frozen over {made}, and not over {found}")));
+            }
+            if !record.below.iter().eq(&below) {
+                let [made, found] = [record.below.join(", "), below.join(", ")];
+                let reason = format!("layer {id} was frozen over layers [{made}], and here it lies over [{found}]");
+                return Err(invalid("layers", reason));
+            }
+            if record.users == LayerUsers::Range && !self.fakeroot {
+                let reason =
+                    format!("layer {id} holds files of a fake root's other ids, and this is to be no fake root");
+                return Err(invalid("layers", reason));
+            }
+            let open_error = |source| SandboxError::Image { path: layer.root().to_owned(), source };
+            folders.push(layer.root().canonicalize().map_err(open_error)?.into_os_string());
+            below.push(id);
+        }
+        Ok(folders)
     }
 
     fn check_values(&self) -> Result<(), SandboxError> {
@@ -144,10 +232,23 @@ impl SandboxSpec {
         if self.max_life.is_zero() {
             return Err(invalid("max_life", "zero".to_owned()));
         }
-        if let Image::Directory(path) | Image::File(path) = &self.image {
+        if let Some(path) = self.image.path() {
             no_nul("image", path)?;
         }
         self.binds.iter().try_for_each(check_bind)
+    }
+}
+
+/// A base in words.
+struct Described<'a>(&'a Base);
+
+impl fmt::Display for Described<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Base::Host => f.write_str("the host's programs"),
+            Base::Image(digest) => write!(f, "image {digest}"),
+            Base::Path(path) => write!(f, "image {}", path.display()),
+        }
     }
 }
 

@@ -3,7 +3,7 @@
 use std::{
     io,
     os::{
-        fd::{AsFd, AsRawFd, OwnedFd},
+        fd::{AsFd, AsRawFd, OwnedFd, RawFd},
         unix::net::UnixStream as StdStream,
     },
     path::Path,
@@ -30,9 +30,12 @@ use tokio::{
 
 use crate::{
     Facts, Network, Sandbox, SandboxError, SandboxSpec, SandboxUser,
+    freeze::{Freezable, Layering},
     node::{Claim, Loopback, Node, Reach},
-    sandbox::Processes,
+    parcel::MAX_FILES,
+    sandbox::{Ground, Processes},
     setup::{Order, Setup, step},
+    sys,
 };
 
 /// The user id of `nobody` where no such user is known.
@@ -68,8 +71,12 @@ pub(crate) struct Orders {
     pub(crate) explain: Box<dyn FnOnce(StartFailure) -> SandboxError + Send>,
 }
 
-/// Returns the user to become: nobody else as an ordinary user, never 0 as root.
-pub(crate) fn become_user(asked: Option<SandboxUser>) -> Result<Option<SandboxUser>, SandboxError> {
+/// Returns the host user that sandboxes belong to: nobody else for an ordinary user, the one that is asked for or `nobody` for
+/// root.
+///
+/// # Errors
+/// [`SandboxError::Invalid`] for one that would be root.
+pub fn become_user(asked: Option<SandboxUser>) -> Result<Option<SandboxUser>, SandboxError> {
     if !geteuid().is_root() {
         return Ok(None);
     }
@@ -106,6 +113,7 @@ pub(crate) async fn start(
     setup.loopback = lease.as_ref().map(Loopback::address);
     setup.env.extend(setup.loopback.map(|address| (LOOPBACK_VARIABLE.to_owned(), address.to_string())));
     let loopback = setup.loopback;
+    let layering = spec.freezable.then(|| Layering::new(spec, &setup));
     let Orders { frames, has_launcher, explain } = orders(&claim, setup)?;
     let mut bytes = Vec::new();
     for order in &frames {
@@ -118,8 +126,8 @@ pub(crate) async fn start(
     let (mut channel, mut processes) = spawn(&spec.guest, kind, claim, lease)?;
     let greeted = timeout(spec.start_timeout, greet(&mut channel, &bytes)).await;
     // From here on an early return may not leave anything: `Processes` kills when dropped, and waits when asked.
-    let hello = match greeted {
-        Ok(Ok(hello)) => hello,
+    let (hello, files) = match greeted {
+        Ok(Ok(greeting)) => greeting,
         Ok(Err(refusal)) => {
             let how = processes.collapse().await;
             return Err(match refusal {
@@ -138,6 +146,13 @@ pub(crate) async fn start(
         let how = processes.collapse().await;
         return Err(error.unwrap_or(SandboxError::Ended { how }));
     }
+    let freezable = match layering.map(|layering| Freezable::new(layering, files)).transpose() {
+        Ok(freezable) => freezable,
+        Err(error) => {
+            processes.collapse().await;
+            return Err(error);
+        }
+    };
     let start_time = begun.elapsed();
     drop(place);
     let facts = Facts {
@@ -149,7 +164,7 @@ pub(crate) async fn start(
         hello,
     };
     tracing::debug!(id = processes.id(), guest = facts.hello.host_pid, "sandbox stands");
-    Ok(Sandbox::new(facts, channel, processes))
+    Ok(Sandbox::new(facts, channel, processes, Ground::of(spec), freezable))
 }
 
 /// Starts the guest with one end of a fresh socket pair as its standard input, the lease of an address as its standard
@@ -208,62 +223,76 @@ fn foreign(reason: impl Into<String>) -> Refusal {
     Refusal::Error(SandboxError::Protocol { reason: reason.into() })
 }
 
-/// Tells the guest what to be and takes its hello.
-async fn greet(channel: &mut UnixStream, orders: &[u8]) -> Result<Hello, Refusal> {
+/// Tells the guest what to be and takes its hello, and the open files that came with it.
+async fn greet(channel: &mut UnixStream, orders: &[u8]) -> Result<(Hello, Vec<OwnedFd>), Refusal> {
     // A guest that gives up while we still write has a reason to tell; so a failed write is left to the read.
     let _ = channel.write_all(orders).await;
-    let (greeting, sender) = read_greeting(channel).await?;
+    let (greeting, news) = read_greeting(channel).await?;
     match greeting {
         Greeting::Ready(hello) if hello.protocol == PROTOCOL => {
             setsockopt(channel, PassCred, &false).map_err(io::Error::from)?;
-            Ok(Hello { host_pid: sender, ..hello })
+            Ok((Hello { host_pid: news.sender, ..hello }, news.files))
         }
         Greeting::Ready(hello) => Err(foreign(format!("version {} instead of {PROTOCOL}", hello.protocol))),
         Greeting::Failed(failure) => Err(Refusal::Failed(failure)),
     }
 }
 
-/// Reads one greeting, and not a byte more: what follows is for the tools. Returns it with its sender's process id; 0 if this
-/// process cannot see the sender.
-async fn read_greeting(channel: &UnixStream) -> Result<(Greeting, u32), Refusal> {
-    let mut sender = 0;
+/// What the kernel says of bytes.
+#[derive(Default)]
+struct News {
+    /// The process id of the sender of the last of them; 0 if this process cannot see the sender.
+    sender: u32,
+    /// Open files that came with them.
+    files: Vec<OwnedFd>,
+}
+
+/// Reads one greeting, and not a byte more: what follows is for the tools.
+async fn read_greeting(channel: &UnixStream) -> Result<(Greeting, News), Refusal> {
+    let mut news = News::default();
     let mut header = [0; frame::HEADER_BYTES];
-    receive(channel, &mut header, &mut sender).await?;
+    receive(channel, &mut header, &mut news).await?;
     let len = frame::body_len(header).map_err(|error| foreign(error.to_string()))?;
     if len > MAX_GREETING_BYTES {
         return Err(foreign(format!("hello of {len} bytes")));
     }
     let mut body = vec![0; len];
-    receive(channel, &mut body, &mut sender).await?;
+    receive(channel, &mut body, &mut news).await?;
     let greeting = frame::decode(&body).map_err(|error| foreign(error.to_string()))?;
-    Ok((greeting, sender))
+    Ok((greeting, news))
 }
 
-/// Fills `bytes`, and notes whom the last of them came from.
-async fn receive(channel: &UnixStream, bytes: &mut [u8], sender: &mut u32) -> io::Result<()> {
+/// Fills `bytes`, and notes what comes with them.
+async fn receive(channel: &UnixStream, bytes: &mut [u8], news: &mut News) -> io::Result<()> {
     let mut filled = 0;
     while filled < bytes.len() {
-        let (n_read, pid) =
-            channel.async_io(Interest::READABLE, || receive_some(channel, &mut bytes[filled..])).await?;
+        let n_read = channel.async_io(Interest::READABLE, || receive_some(channel, &mut bytes[filled..], news)).await?;
         if n_read == 0 {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
         filled += n_read;
-        *sender = pid;
     }
     Ok(())
 }
 
-fn receive_some(channel: &UnixStream, bytes: &mut [u8]) -> io::Result<(usize, u32)> {
+fn receive_some(channel: &UnixStream, bytes: &mut [u8], news: &mut News) -> io::Result<usize> {
     let mut parts = [io::IoSliceMut::new(bytes)];
-    let mut space = nix::cmsg_space!(UnixCredentials);
+    let mut space = nix::cmsg_space!(UnixCredentials, [RawFd; MAX_FILES]);
     let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_CMSG_CLOEXEC;
     let message = recvmsg::<()>(channel.as_raw_fd(), &mut parts, Some(&mut space), flags)?;
-    let pid = message.cmsgs()?.find_map(|control| match control {
-        ControlMessageOwned::ScmCredentials(sender) => u32::try_from(sender.pid()).ok(),
-        _ => None,
-    });
-    Ok((message.bytes, pid.unwrap_or_default()))
+    let mut sender = 0;
+    for control in message.cmsgs()? {
+        match control {
+            ControlMessageOwned::ScmCredentials(credentials) => {
+                sender = u32::try_from(credentials.pid()).unwrap_or_default();
+            }
+            // Those that nobody expects are closed with the rest of the news.
+            ControlMessageOwned::ScmRights(files) => news.files.extend(sys::received(files)),
+            _ => {}
+        }
+    }
+    news.sender = sender;
+    Ok(message.bytes)
 }
 
 /// Tells an owner that nobody waits for a hello any more, and returns what its launcher said last.

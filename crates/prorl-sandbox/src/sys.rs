@@ -2,14 +2,17 @@
 #![expect(unsafe_code, reason = "system calls that neither nix nor rustix wraps safely")]
 
 #[cfg(feature = "host")]
-pub(crate) use host::{enter_overlay, watch};
+pub(crate) use host::{enter_overlay, received, watch};
 
 #[cfg(feature = "host")]
 mod host {
     use std::{
         ffi::CStr,
         io,
-        os::{fd::OwnedFd, unix::process::CommandExt as _},
+        os::{
+            fd::{FromRawFd as _, OwnedFd, RawFd},
+            unix::process::CommandExt as _,
+        },
         process::Command,
     };
 
@@ -53,6 +56,12 @@ mod host {
         // signal handler are sound. It makes system calls on strings that exist already; it allocates nothing and takes no
         // lock. The child has one thread, as the kernel asks of a process that enters a user namespace.
         unsafe { command.pre_exec(enter) };
+    }
+
+    /// Takes ownership of descriptors that a message from another process has just brought.
+    pub(crate) fn received(files: Vec<RawFd>) -> impl Iterator<Item = OwnedFd> {
+        // SAFETY: the kernel has made these descriptors for this message alone, and the caller has them from nowhere else.
+        files.into_iter().map(|file| unsafe { OwnedFd::from_raw_fd(file) })
     }
 
     /// Registers a process handle with the runtime's reactor. It is readable once the process has ended.

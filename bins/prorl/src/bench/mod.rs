@@ -2,6 +2,7 @@
 
 mod bare;
 mod figures;
+mod images;
 mod machine;
 mod memory;
 mod report;
@@ -21,10 +22,13 @@ pub(crate) struct Args {
 enum What {
     /// Start, end and size of sandboxes of each runtime, beside bubblewrap and a bare `apptainer exec`.
     Sandbox(sandbox::Args),
+    /// Unpacking, forking and building of images, beside unsquashfs, plain starts, and mksquashfs with Apptainer's `sif`.
+    Images(images::Args),
 }
 
 pub(crate) async fn main(args: Args) -> anyhow::Result<ExitCode> {
     match args.what {
         What::Sandbox(args) => sandbox::main(args).await,
+        What::Images(args) => images::main(args).await,
     }
 }

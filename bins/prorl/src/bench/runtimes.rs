@@ -26,6 +26,11 @@ impl Runtimes {
         Ok(Self { namespace: Arc::new(sandboxes.namespace()), singularity: singularity.map(Arc::new), sandboxes })
     }
 
+    /// Returns the guest's program.
+    pub(super) fn guest(&self) -> &std::path::Path {
+        self.sandboxes.guest.path()
+    }
+
     /// Describes the sandbox that is measured: what a handler gets by default.
     pub(super) fn spec(&self, image: Image) -> SandboxSpec {
         SandboxSpec { image, start_timeout: START_LIMIT, ..SandboxSpec::new(self.sandboxes.guest.path()) }

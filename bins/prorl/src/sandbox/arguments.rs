@@ -11,7 +11,7 @@ use std::{
 
 use anyhow::{Context, anyhow, bail, ensure};
 use nix::unistd::geteuid;
-use prorl_sandbox::{Bind, Image, Network, SandboxSpec};
+use prorl_sandbox::{Bind, Network, SandboxSpec};
 
 use super::ExecArgs;
 
@@ -26,7 +26,7 @@ const LIFE_MARGIN: Duration = Duration::from_mins(1);
 
 /// What is to be done.
 pub(super) struct Wanted {
-    /// The sandbox, but for its guest.
+    /// The sandbox, but for its guest and its image.
     pub(super) spec: SandboxSpec,
     /// The command; empty for a shell.
     pub(super) command: Vec<String>,
@@ -49,6 +49,7 @@ impl Wanted {
         let command = args.command.iter().enumerate();
         let command = command.map(|(idx, given)| utf8(format_args!("CMD, word {}", idx + 1), given));
         let workdir = args.workdir.as_ref().map(|given| utf8("--workdir", given)).transpose()?;
+        ensure!(!args.image.as_os_str().is_empty(), "IMAGE: expected an image, found nothing");
         ensure!(workdir.as_deref() != Some(""), "--workdir: expected a folder, found nothing");
         Ok(Self { spec: spec(args, limit)?, command: command.collect::<Result<_, _>>()?, workdir, limit })
     }
@@ -56,7 +57,6 @@ impl Wanted {
 
 fn spec(args: &ExecArgs, limit: Duration) -> anyhow::Result<SandboxSpec> {
     let mut spec = SandboxSpec::new(PathBuf::new());
-    spec.image = image(&args.image)?;
     spec.fakeroot = args.fakeroot;
     spec.network = if args.network == "host" { Network::Host } else { Network::None };
     spec.binds = args.bind.iter().map(|bind| parse_bind(bind)).collect::<Result<_, _>>()?;
@@ -74,20 +74,6 @@ fn spec(args: &ExecArgs, limit: Duration) -> anyhow::Result<SandboxSpec> {
     }
     spec.max_life = limit.saturating_add(LIFE_MARGIN);
     Ok(spec)
-}
-
-fn image(given: &Path) -> anyhow::Result<Image> {
-    let is_address = given.as_os_str().as_bytes().windows(3).any(|part| part == b"://");
-    match given {
-        path if path == Path::new("host") => Ok(Image::Host),
-        path if path.is_file() => Ok(Image::File(path.to_owned())),
-        path if is_address && !path.exists() => bail!(
-            "IMAGE {}: images are pulled or built first (such as by apptainer pull); expected `host`, an unpacked image, or a \
-             .sif or squashfs file",
-            path.display()
-        ),
-        path => Ok(Image::Directory(path.to_owned())),
-    }
 }
 
 fn limit(seconds: Option<f64>) -> anyhow::Result<Duration> {
@@ -198,13 +184,5 @@ mod tests {
             let error = limit(Some(wrong)).unwrap_err().to_string();
             assert!(error.contains(&format!("at most 3153600000, found {wrong:?}")), "{error}");
         }
-    }
-
-    #[test]
-    fn an_address_is_no_image() {
-        assert_eq!(image(Path::new("host")).unwrap(), Image::Host);
-        assert!(matches!(image(Path::new("./host")).unwrap(), Image::Directory(_)));
-        let error = image(Path::new("docker://debian")).unwrap_err().to_string();
-        assert!(error.starts_with("IMAGE docker://debian: images are pulled or built first"), "{error}");
     }
 }

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+mod shared;
 mod support;
 
 use std::{sync::atomic::Ordering, time::Duration};

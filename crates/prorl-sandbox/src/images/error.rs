@@ -1,6 +1,7 @@
 use std::{
     io,
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use crate::store::{EnsureError, StoreError};
@@ -71,8 +72,11 @@ pub enum ImageError {
     /// The store refused something.
     #[error(transparent)]
     Store(#[from] StoreError),
+    /// Another did the same work at the same time, and this came of it.
+    #[error(transparent)]
+    Shared(Arc<ImageError>),
     /// Whoever asked for it has gone.
-    #[error("unpacking was cancelled")]
+    #[error("the work on the image was cancelled")]
     Cancelled,
 }
 
@@ -87,6 +91,7 @@ impl From<EnsureError<ImageError>> for ImageError {
         match error {
             EnsureError::Store(error) => Self::Store(error),
             EnsureError::Make(error) => error,
+            EnsureError::Cancelled => Self::Cancelled,
         }
     }
 }

@@ -9,10 +9,7 @@ use std::{
     ffi::OsString,
     fs::{self, File, OpenOptions},
     io,
-    os::{
-        fd::{AsFd, AsRawFd as _},
-        unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _},
-    },
+    os::fd::{AsFd, AsRawFd as _},
     path::{Component, Path, PathBuf},
 };
 
@@ -25,7 +22,8 @@ use prorl_core::hello::StartFailure;
 
 use super::{
     At,
-    root::{COVERED, ROOT, bind_mount, layer, on_stage},
+    root::{COVERED, ROOT, bind_mount, on_stage},
+    stack::{Found, Said, Stack, make_folder},
 };
 use crate::{
     setup::{Bind, step},
@@ -42,48 +40,33 @@ const PLACE: &str = "make bind target";
 const OWN: &[&str] = &["proc", "sys", "dev"];
 const SHARED_MEMORY: &str = "dev/shm";
 
-/// A root file system that is being built: layers, and what they are to lie over.
+/// A root file system that is being built: what is written, and what that is to lie over.
 pub(super) struct Layers<'a> {
     /// What is written to the root.
     pub(super) base: &'a Path,
-    /// The root of what lies below.
+    /// The root of what lies below all.
     pub(super) image: &'a Path,
-    /// The top folders of the image that are shown, each with a layer of its own. Nothing where all of the image is.
+    /// What lies between.
+    pub(super) stack: &'a Stack,
+    /// The top folders of the image that are shown. Nothing where all of the image is.
     pub(super) tops: Option<&'a [&'a str]>,
 }
 
-/// What is at a path.
-enum Found {
-    Link(PathBuf),
-    Folder { mode: u32 },
-    Other,
-}
-
 impl Layers<'_> {
-    /// Splits a path in a top folder with a layer of its own into that layer and the rest.
-    fn top<'p>(&self, path: &'p Path) -> Option<(PathBuf, &'p Path)> {
-        let name = self.tops?.iter().find(|name| path.starts_with(name))?;
-        Some((layer(name), path.strip_prefix(name).ok()?))
-    }
-
-    /// Returns where what is written to a path goes.
-    fn upper(&self, path: &Path) -> PathBuf {
-        match self.top(path) {
-            Some((layer, rest)) if !rest.as_os_str().is_empty() => layer.join(rest),
-            Some(_) | None => self.base.join(path),
-        }
-    }
-
     /// Looks for what a path means, of which the last part alone may be a link.
     fn look(&self, path: &Path) -> io::Result<Option<Found>> {
-        let upper = self.upper(path);
+        let upper = self.base.join(path);
         match fs::symlink_metadata(&upper) {
-            Ok(meta) if meta.is_symlink() => return fs::read_link(&upper).map(Found::Link).map(Some),
-            Ok(meta) => return Ok(Some(Found::of(&meta))),
+            Ok(meta) => return Found::at(&upper, &meta).map(Some),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(error),
         }
-        if self.tops.is_some() && self.top(path).is_none() {
+        match self.stack.find(path)? {
+            Said::Nothing => {}
+            Said::Gone => return Ok(None),
+            Said::Here(found) => return Ok(Some(found)),
+        }
+        if self.tops.is_some_and(|tops| !tops.iter().any(|name| path.starts_with(name))) {
             return Ok(None);
         }
         // Where a folder of the layer hides a link of the image, what that leads to is not there. One that may not be looked
@@ -141,28 +124,13 @@ impl Layers<'_> {
                 Some(Found::Link(_) | Found::Other) => return Err(Errno::ENOTDIR.into()),
                 None => 0o755,
             };
-            self.make_folder(folder, mode)?;
+            // The folder of a layer stands for the one below it, its mode too.
+            make_folder(&self.base.join(folder), mode)?;
         }
         if is_folder {
-            return self.make_folder(path, 0o755);
+            return make_folder(&self.base.join(path), 0o755);
         }
-        OpenOptions::new().write(true).create_new(true).open(self.upper(path)).map(drop)
-    }
-
-    /// Makes a folder in a layer. It stands for the one below it, its mode too.
-    fn make_folder(&self, path: &Path, mode: u32) -> io::Result<()> {
-        let upper = self.upper(path);
-        match fs::DirBuilder::new().mode(mode).create(&upper) {
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
-            Err(error) => Err(error),
-            Ok(()) => fs::set_permissions(&upper, fs::Permissions::from_mode(mode)),
-        }
-    }
-}
-
-impl Found {
-    fn of(meta: &fs::Metadata) -> Self {
-        if meta.is_dir() { Self::Folder { mode: meta.mode() & 0o7777 } } else { Self::Other }
+        OpenOptions::new().write(true).create_new(true).open(self.base.join(path)).map(drop)
     }
 }
 

@@ -18,10 +18,14 @@ use nix::{
 };
 use prorl_core::hello::StartFailure;
 
-use super::{At, confine::user_of};
+use super::{
+    At,
+    confine::user_of,
+    stack::{Found, Said, Stack},
+};
 use crate::{
-    Image, Network,
-    setup::{OWN_FOLDER, Setup},
+    Network,
+    setup::{Image, OWN_FOLDER, Setup},
 };
 
 /// Entries of the host's `/etc` that programs need and that hold no secret. A missing one is passed over.
@@ -138,8 +142,9 @@ fn system_accounts(table: &str) -> String {
     lines.collect()
 }
 
-/// Copies the shown files of `host_etc` to `etc`, and returns the folders among them, to be bound by the caller.
-pub(super) fn copy_shown(host_etc: &Path, etc: &Path) -> Result<Vec<String>, StartFailure> {
+/// Copies the shown files of `host_etc` to the `etc` of `base`, and returns the folders among them, to be bound by the caller.
+/// What the layers say of one is left as it is.
+pub(super) fn copy_shown(host_etc: &Path, base: &Path, stack: &Stack) -> Result<Vec<String>, StartFailure> {
     let mut names: Vec<String> = SHOWN.iter().map(|name| (*name).to_owned()).collect();
     let entries = fs::read_dir(host_etc).at("read", "/etc")?;
     names.extend(
@@ -149,10 +154,17 @@ pub(super) fn copy_shown(host_etc: &Path, etc: &Path) -> Result<Vec<String>, Sta
     );
     let mut folders = Vec::new();
     for name in names {
-        let (from, to) = (host_etc.join(&name), etc.join(&name));
+        let path = Path::new("etc").join(&name);
+        let (from, to) = (host_etc.join(&name), base.join(&path));
         let Ok(meta) = fs::symlink_metadata(&from) else { continue };
-        if let Some(parent) = to.parent() {
-            fs::create_dir_all(parent).at("make folder", &name)?;
+        match stack.find(&path).at("read layers", &name)? {
+            // The folder itself, which a sandbox below has made to mount on.
+            Said::Here(Found::Folder { .. }) if meta.is_dir() => {
+                folders.push(name);
+                continue;
+            }
+            Said::Here(_) | Said::Gone => continue,
+            Said::Nothing => stack.make_above(base, &path)?,
         }
         if meta.is_symlink() {
             let target = fs::read_link(&from).at("read link", &name)?;
@@ -169,8 +181,15 @@ pub(super) fn copy_shown(host_etc: &Path, etc: &Path) -> Result<Vec<String>, Sta
     Ok(folders)
 }
 
-/// Writes the made-up files into `etc`, which exists. `image` is the image's own root, whose users are kept.
-pub(super) fn generate(etc: &Path, image: Option<&Path>, setup: &Setup, outside: &Outside) -> Result<(), StartFailure> {
+/// Writes the made-up files into the `etc` of `base`, but for those that the layers below it have a word on. `image` is the
+/// image's own root, whose users are kept.
+pub(super) fn generate(
+    base: &Path,
+    image: Option<&Path>,
+    stack: &Stack,
+    setup: &Setup,
+    outside: &Outside,
+) -> Result<(), StartFailure> {
     let (uid, gid) = (geteuid().as_raw(), getegid().as_raw());
     let (user, home) = user_of(setup);
     let shell = "/bin/sh";
@@ -189,32 +208,43 @@ pub(super) fn generate(etc: &Path, image: Option<&Path>, setup: &Setup, outside:
         ("resolv.conf", outside.resolv_conf.clone()),
     ];
     for (name, text) in files {
-        fs::write(etc.join(name), text).at("write", name)?;
+        write_new(base, name, &text, stack)?;
     }
     if setup.fakeroot {
-        fs::write(etc.join(APT_CONFIG), APT_AS_ROOT).at("write", APT_CONFIG)?;
+        write_new(base, APT_CONFIG, APT_AS_ROOT.as_bytes(), stack)?;
         if let Some(root) = image {
-            open_accounts(etc, root, &passwd, &group)?;
+            open_accounts(base, root, stack, &passwd, &group)?;
         }
     }
     Ok(())
 }
 
+/// Writes a file that the layers say nothing of.
+fn write_new(base: &Path, name: &str, text: &[u8], stack: &Stack) -> Result<(), StartFailure> {
+    let path = Path::new("etc").join(name);
+    if stack.has(&path)? {
+        return Ok(());
+    }
+    stack.make_above(base, &path)?;
+    fs::write(base.join(path), text).at("write", name)
+}
+
 /// Makes files of a fake root's own over those of an image that belong to somebody else. The post-install scripts of packages
 /// add users and groups.
-fn open_accounts(etc: &Path, image: &Path, passwd: &str, group: &str) -> Result<(), StartFailure> {
+fn open_accounts(base: &Path, image: &Path, stack: &Stack, passwd: &str, group: &str) -> Result<(), StartFailure> {
     let locked = |table: &str, rest: &str| -> String {
         table.lines().filter_map(|line| Some(format!("{}:*{rest}\n", line.split_once(':')?.0))).collect()
     };
     for name in ACCOUNTS {
         let path = format!("etc/{name}");
-        if is_foreign(image, &path) {
+        if is_foreign(image, &path) && !stack.has(&path)? {
             let text = match *name {
                 "shadow" => locked(passwd, ":::::::"),
                 "gshadow" => locked(group, "::"),
                 _ => read_inside(image, &path).unwrap_or_default(),
             };
-            let made = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(etc.join(name));
+            stack.make_above(base, Path::new(&path))?;
+            let made = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(base.join(&path));
             made.and_then(|mut file| file.write_all(text.as_bytes())).at("write", name)?;
         }
     }
@@ -292,7 +322,7 @@ mod tests {
 
     #[test]
     fn a_fake_root_gets_tables_of_passwords_over_those_of_others() {
-        let (image, etc) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let (image, base) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         fs::create_dir(image.path().join("etc")).unwrap();
         for name in ["gshadow", "shadow", "subuid"] {
             fs::write(image.path().join("etc").join(name), "the image's").unwrap();
@@ -303,8 +333,10 @@ mod tests {
         for name in ["shadow", "subuid"] {
             std::os::unix::fs::chown(image.path().join("etc").join(name), Some(1), None).unwrap();
         }
-        open_accounts(etc.path(), image.path(), "root:x:0:0::/:\nada:x:1:1::/:\n", "root:x:0:\n").unwrap();
-        let made = |name: &str| fs::read_to_string(etc.path().join(name)).ok();
+        let stack = Stack::show(&[]).unwrap();
+        let (passwd, group) = ("root:x:0:0::/:\nada:x:1:1::/:\n", "root:x:0:\n");
+        open_accounts(base.path(), image.path(), &stack, passwd, group).unwrap();
+        let made = |name: &str| fs::read_to_string(base.path().join("etc").join(name)).ok();
         assert_eq!(made("shadow").as_deref(), Some("root:*:::::::\nada:*:::::::\n"));
         assert_eq!(made("subuid").as_deref(), Some("the image's"));
         assert_eq!((made("gshadow"), made(".pwd.lock")), (None, None));

@@ -308,14 +308,14 @@ fn spawn(
 }
 
 /// Signals every child. One that has just ended does not mind.
-fn signal_all(signal: Signal) {
+pub(super) fn signal_all(signal: Signal) {
     for child in children() {
         let _ = kill(child, signal);
     }
 }
 
 /// Returns the living and the unreaped children of this process, which are nobody else's until it reaps them.
-fn children() -> Vec<Pid> {
+pub(super) fn children() -> Vec<Pid> {
     children_of(process::id()).into_iter().filter_map(|pid| i32::try_from(pid).ok().map(Pid::from_raw)).collect()
 }
 

@@ -24,12 +24,21 @@ mod clock;
 mod confine;
 mod etc;
 mod folders;
+mod freeze;
 mod launch;
+mod lower;
+mod made;
+mod own;
+mod remove;
 mod root;
+mod stack;
 mod users;
 mod words;
 
+pub use freeze::freeze;
 pub use launch::launch;
+pub use own::own;
+pub use remove::remove;
 
 use std::{
     fs,
@@ -63,8 +72,8 @@ use rustix::process::{PidfdFlags, pidfd_open, pidfd_send_signal};
 
 use self::clock::Clock;
 use crate::{
-    Image, Network, SandboxUser,
-    setup::{LAUNCHED_MARK, Launch, Order, Setup, step},
+    Network, SandboxUser, parcel,
+    setup::{Answer, Chore, Counted, Image, LAUNCHED_MARK, Launch, Order, Own, Setup, step},
     sys::{self, Fork},
 };
 
@@ -75,7 +84,7 @@ const GRACE_MS: u16 = 200;
 const PLAIN_UMASK: Mode = Mode::S_IWGRP.union(Mode::S_IWOTH);
 
 /// What process 1 knows of its sandbox.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub struct Facts {
     /// Inode number of the pid namespace.
     pub pid_namespace: u64,
@@ -87,6 +96,8 @@ pub struct Facts {
     pub uid: u32,
     /// What a fake root got; nothing where none was asked for.
     pub fakeroot: Option<FakeRoot>,
+    /// What the sandbox can be frozen by: the tmpfs of its writable layer and its user namespace. Empty where it cannot.
+    pub kept: Vec<OwnedFd>,
 }
 
 /// Takes the channel from standard input, where the host has put it, and puts `/dev/null` there.
@@ -124,19 +135,37 @@ pub fn read_order(channel: &OwnedFd) -> Result<Order, StartFailure> {
     stream.read_exact(&mut body).map_err(|error| refused(error.to_string()))?;
     let order: Order = frame::decode(&body).map_err(|error| refused(error.to_string()))?;
     match &order {
-        Order::Enter(Setup { protocol, .. }) | Order::Launch(Launch { protocol, .. }) if *protocol != PROTOCOL => {
+        Order::Enter(Setup { protocol, .. })
+        | Order::Launch(Launch { protocol, .. })
+        | Order::Own(Own { protocol, .. })
+        | Order::Freeze(Chore { protocol, .. })
+        | Order::Remove(Chore { protocol, .. })
+            if *protocol != PROTOCOL =>
+        {
             Err(refused(format!("protocol {protocol} of the host is not {PROTOCOL}")))
         }
-        Order::Enter(_) | Order::Launch(_) | Order::Keep(_) => Ok(order),
+        _ => Ok(order),
     }
 }
 
-/// Sends the first frame to the host.
+/// Sends the first frame to the host, and with it copies of `files`.
 ///
 /// # Errors
 /// When the host is gone.
-pub fn greet(channel: &OwnedFd, greeting: &Greeting) -> io::Result<()> {
+pub fn greet(channel: &OwnedFd, greeting: &Greeting, files: &[OwnedFd]) -> io::Result<()> {
     let bytes = frame::encode(greeting).map_err(io::Error::other)?;
+    let files: Vec<_> = files.iter().map(AsFd::as_fd).collect();
+    let n_sent = parcel::send(channel, &bytes, &files)?;
+    stream(channel)?.write_all(&bytes[n_sent..])
+}
+
+/// Tells the host what became of a chore.
+///
+/// # Errors
+/// When the host is gone.
+pub fn answer(channel: &OwnedFd, done: Result<Counted, StartFailure>) -> io::Result<()> {
+    let answer = done.map_or_else(Answer::Failed, Answer::Done);
+    let bytes = frame::encode(&answer).map_err(io::Error::other)?;
     stream(channel)?.write_all(&bytes)
 }
 
@@ -165,6 +194,10 @@ pub fn enter(channel: &OwnedFd, setup: &Setup) -> Result<Facts, StartFailure> {
     let is_launched = setup.image == Image::Root;
     let launcher_namespace = if is_launched { Some(launcher_namespace(setup)?) } else { None };
     let fakeroot = make_namespaces(setup)?;
+    if let (Some(layer), Some(FakeRoot::Single { missing })) = (&setup.needs_range, &fakeroot) {
+        let why = format!("layer {layer} holds files of a fake root's other ids, and this one has one id: {missing}");
+        return Err(StartFailure { step: step::LAYER_IDS.to_owned(), target: why, errno: 0 });
+    }
     // That the parent keeps the writing end of a pipe is how the child knows that the parent lives: a parent-death signal
     // asked for too late never comes.
     let (alive_in, alive_out) = pipe2(OFlag::O_CLOEXEC).at("make pipe", "")?;
@@ -175,13 +208,14 @@ pub fn enter(channel: &OwnedFd, setup: &Setup) -> Result<Facts, StartFailure> {
         }
         Fork::Child => {
             drop(alive_out);
-            inside(&alive_in, setup, &outside)?;
+            let kept = inside(&alive_in, setup, &outside)?;
             let facts = Facts {
                 pid_namespace: inode("/proc/self/ns/pid")?,
                 user_namespace: inode("/proc/self/ns/user")?,
                 launcher_namespace,
                 uid: geteuid().as_raw(),
                 fakeroot,
+                kept,
             };
             confine::confine(setup, facts.fakeroot.as_ref())?;
             Ok(facts)
@@ -282,8 +316,8 @@ fn ended(fd: &PollFd<'_>) -> bool {
     fd.revents().is_some_and(|events| events.contains(PollFlags::POLLIN))
 }
 
-/// The inner process, up to the point where tasks may run.
-fn inside(alive_in: &OwnedFd, setup: &Setup, outside: &etc::Outside) -> Result<(), StartFailure> {
+/// The inner process, up to the point where tasks may run. Returns what the sandbox can be frozen by.
+fn inside(alive_in: &OwnedFd, setup: &Setup, outside: &etc::Outside) -> Result<Vec<OwnedFd>, StartFailure> {
     set_pdeathsig(Signal::SIGKILL).at("ask for the parent's death signal", "")?;
     let mut fds = [PollFd::new(alive_in.as_fd(), PollFlags::empty())];
     if poll(&mut fds, PollTimeout::ZERO) != Ok(0) {
@@ -294,11 +328,16 @@ fn inside(alive_in: &OwnedFd, setup: &Setup, outside: &etc::Outside) -> Result<(
     let null = fs::File::options().write(true).open("/dev/null").at("open", "/dev/null")?;
     nix::unistd::dup2_stdout(null).at("let go of standard output", "")?;
     sys::reset_signals().at("reset signals", "")?;
-    root::build(setup, outside)?;
+    let mut kept = Vec::new();
+    if let Some(layer) = root::build(setup, outside)? {
+        let users = "/proc/self/ns/user";
+        kept = vec![layer, fs::File::open(users).at("read namespace", users)?.into()];
+    }
     if setup.network == Network::None {
         sys::up_loopback().at("bring loopback up", "lo")?;
     }
-    nix::unistd::sethostname(&setup.hostname).at("set host name", &setup.hostname)
+    nix::unistd::sethostname(&setup.hostname).at("set host name", &setup.hostname)?;
+    Ok(kept)
 }
 
 fn inode(path: &str) -> Result<u64, StartFailure> {

@@ -6,13 +6,18 @@
 
 use std::{
     fs,
-    os::unix::fs::{PermissionsExt as _, symlink},
+    os::{
+        fd::OwnedFd,
+        unix::fs::{MetadataExt as _, PermissionsExt as _, symlink},
+    },
     path::{Component, Path, PathBuf},
 };
 
 use nix::{
     errno::Errno,
+    fcntl::{OFlag, open},
     mount::{MntFlags, MsFlags, mount, umount2},
+    sys::stat::Mode,
     unistd::{chdir, pivot_root},
 };
 use prorl_core::hello::StartFailure;
@@ -20,11 +25,13 @@ use prorl_core::hello::StartFailure;
 use super::{
     At,
     binds::{self, Layers},
-    etc, folders,
+    etc,
+    lower::{Lower, add_layer, overlay},
+    made,
+    stack::{Found, LAYERS, Said, Stack, make_folder},
 };
 use crate::{
-    Image,
-    setup::{HOME, Setup, WORKSPACE, step},
+    setup::{HOME, Image, Setup, WORKSPACE, step},
     sys::{self, Seal},
 };
 
@@ -34,6 +41,8 @@ const HOST: &str = "/host";
 pub(super) const ROOT: &str = "/root";
 /// The tmpfs that everything written inside goes to, on the stage.
 const LAYER: &str = "/layer";
+/// What is written to the sandbox's root, in that tmpfs: one tree, whatever its parts lie over.
+pub(super) const WRITTEN: &str = "root";
 /// The unpacked image under a name that overlayfs can take, on the stage.
 const IMAGE: &str = "/image";
 
@@ -64,17 +73,19 @@ const PROC_HIDDEN: &[&str] = &["kcore", "key-users", "keys", "kmsg", "latency_st
 /// Terminals that a sandbox can have. Without a limit one sandbox could take all that the host has.
 const TERMINALS: u32 = 64;
 
-const NO_DEVICES: MsFlags = MsFlags::MS_NOSUID.union(MsFlags::MS_NODEV);
+pub(super) const NO_DEVICES: MsFlags = MsFlags::MS_NOSUID.union(MsFlags::MS_NODEV);
 const NO_PROGRAMS: MsFlags = NO_DEVICES.union(MsFlags::MS_NOEXEC);
 
-/// Builds the tree, enters it and lets go of the host's.
-pub(super) fn build(setup: &Setup, outside: &etc::Outside) -> Result<(), StartFailure> {
+/// Builds the tree, enters it and lets go of the host's. Returns the tmpfs that is written to, if that is to be frozen.
+pub(super) fn build(setup: &Setup, outside: &etc::Outside) -> Result<Option<OwnedFd>, StartFailure> {
     stage()?;
     tmpfs(LAYER, setup.layer_bytes, 0o755, NO_DEVICES)?;
+    make_dir(&layer(WRITTEN))?;
+    let stack = Stack::show(&setup.layers)?;
     match &setup.image {
-        Image::Host => from_host(setup, outside)?,
-        Image::Directory(path) => from_directory(path, setup, outside)?,
-        Image::Root => from_root(setup, outside)?,
+        Image::Host => from_host(setup, &stack, outside)?,
+        Image::Directory(path) => from_directory(path, setup, &stack, outside)?,
+        Image::Root => from_root(setup, &stack, outside)?,
         // The host refuses it by name before it starts anything.
         Image::File(path) => return Err(Errno::ENOTDIR).at(step::OPEN_IMAGE, &path.to_string_lossy()),
     }
@@ -82,7 +93,15 @@ pub(super) fn build(setup: &Setup, outside: &etc::Outside) -> Result<(), StartFa
     devices(setup)?;
     proc()?;
     binds::mount_all(&setup.binds)?;
-    enter()
+    let kept = if setup.freezable { Some(keep()?) } else { None };
+    enter()?;
+    Ok(kept)
+}
+
+/// Returns the tmpfs that is written to, after a note in it of what is there so far.
+fn keep() -> Result<OwnedFd, StartFailure> {
+    made::note(&layer(WRITTEN), Path::new(LAYER))?;
+    open(LAYER, OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC, Mode::empty()).at("open", "layer")
 }
 
 /// Makes a small tmpfs the root, with everything there was at [`HOST`].
@@ -92,7 +111,7 @@ fn stage() -> Result<(), StartFailure> {
     // Some folder is needed to put the stage on; which one does not matter, since the stage leaves it at once.
     let base = ["/tmp", "/run", "/mnt"].into_iter().find(|path| Path::new(path).is_dir()).unwrap_or("/proc");
     tmpfs(base, 1 << 20, 0o755, NO_DEVICES)?;
-    for name in [HOST, ROOT, LAYER, IMAGE] {
+    for name in [HOST, ROOT, LAYER, LAYERS, IMAGE] {
         make_dir(&Path::new(base).join(&name[1..]))?;
     }
     chdir(base).at("enter", base)?;
@@ -109,34 +128,42 @@ fn enter() -> Result<(), StartFailure> {
 }
 
 /// The host's programs, each top folder with a writable layer over it, and an `/etc` of our own making.
-fn from_host(setup: &Setup, outside: &etc::Outside) -> Result<(), StartFailure> {
-    let base = layer("root");
-    make_dir(&base)?;
-    furnish(&base)?;
+fn from_host(setup: &Setup, stack: &Stack, outside: &etc::Outside) -> Result<(), StartFailure> {
+    let base = layer(WRITTEN);
+    furnish(&base, stack)?;
     let mut tops = Vec::new();
     for name in PROGRAMS {
         let from = Path::new(HOST).join(name);
         let Ok(meta) = fs::symlink_metadata(&from) else { continue };
-        if meta.is_symlink() {
-            let target = fs::read_link(&from).at("read link", name)?;
-            symlink(target, base.join(name)).at("make link", name)?;
-        } else if meta.is_dir() {
-            make_dir(&base.join(name))?;
-            make_dir(&layer(name))?;
-            tops.push(*name);
+        match stack.find(Path::new(name)).at("read layers", name)? {
+            Said::Here(Found::Folder { mode }) if meta.is_dir() => {
+                make_folder(&base.join(name), mode).at("make folder", name)?;
+                tops.push(*name);
+            }
+            Said::Nothing if meta.is_dir() => {
+                make_dir(&base.join(name))?;
+                tops.push(*name);
+            }
+            Said::Nothing if meta.is_symlink() => {
+                let target = fs::read_link(&from).at("read link", name)?;
+                symlink(target, base.join(name)).at("make link", name)?;
+            }
+            Said::Nothing | Said::Gone | Said::Here(_) => {}
         }
     }
-    let etc = base.join("etc");
-    let shown = etc::copy_shown(&Path::new(HOST).join("etc"), &etc)?;
-    etc::generate(&etc, None, setup, outside)?;
-    let layers = Layers { base: &base, image: Path::new(HOST), tops: Some(&tops) };
-    binds::prepare(&setup.binds, &layers)?;
-    bind_mount(&base, Path::new(ROOT))?;
+    let shown = etc::copy_shown(&Path::new(HOST).join("etc"), &base, stack)?;
+    etc::generate(&base, None, stack, setup, outside)?;
+    binds::prepare(&setup.binds, &Layers { base: &base, image: Path::new(HOST), stack, tops: Some(&tops) })?;
+    let work = layer("works");
+    make_dir(&work)?;
+    show_base(&base, stack)?;
     for name in tops {
-        let (lower, upper, target) = (format!("{HOST}/{name}"), layer(name), inside(name));
-        if !add_layer(setup, &lower, &upper, &layer(&format!("{name}.work")), &target)? {
+        let (from, target) = (Path::new(HOST).join(name), inside(name));
+        let lower = Lower::of(&from, Path::new(name), stack)?;
+        if !add_layer(setup, &lower, &base.join(name), &work.join(name), &target)? {
             // Refused where something is mounted below, as container runtimes do with drivers: read-only then.
-            bind_mount_alone(Path::new(&lower), Path::new(&target))?;
+            lower.demand_nothing()?;
+            bind_mount_alone(&from, Path::new(&target))?;
             sys::seal_mount(Path::new(&target), Seal::Files).at("make read-only", name)?;
         }
     }
@@ -149,80 +176,106 @@ fn from_host(setup: &Setup, outside: &etc::Outside) -> Result<(), StartFailure> 
 }
 
 /// An unpacked image with a writable layer over it.
-fn from_directory(path: &Path, setup: &Setup, outside: &etc::Outside) -> Result<(), StartFailure> {
+fn from_directory(path: &Path, setup: &Setup, stack: &Stack, outside: &etc::Outside) -> Result<(), StartFailure> {
     let name = path.to_string_lossy();
     let source = on_stage(path);
     fs::read_dir(&source).at(step::OPEN_IMAGE, &name)?;
     // Its path may hold a character that means something in mount options.
     bind_mount(&source, Path::new(IMAGE)).map_err(|failure| StartFailure { target: name.to_string(), ..failure })?;
-    let upper = layer("root");
-    make_dir(&upper)?;
-    // What is made in the layer beforehand is ours, whoever owns the image's folders, and no link of the image is followed.
-    furnish(&upper)?;
-    etc::generate(&upper.join("etc"), Some(Path::new(IMAGE)), setup, outside)?;
-    binds::prepare(&setup.binds, &Layers { base: &upper, image: Path::new(IMAGE), tops: None })?;
-    if add_layer(setup, IMAGE, &upper, &layer("work"), ROOT)? {
+    let image = Path::new(IMAGE);
+    let upper = prepare(image, setup, stack, outside)?;
+    let lower = Lower::of(image, Path::new(""), stack)?;
+    if add_layer(setup, &lower, &upper, &layer("work"), ROOT)? {
         return Ok(());
     }
-    by_folders(setup, Path::new(IMAGE), &upper)
+    by_folders(setup, stack, image, &upper)
 }
 
 /// The root file system that a launcher has made, with a writable layer over it.
-fn from_root(setup: &Setup, outside: &etc::Outside) -> Result<(), StartFailure> {
-    let upper = layer("root");
-    make_dir(&upper)?;
-    furnish(&upper)?;
-    etc::generate(&upper.join("etc"), Some(Path::new(HOST)), setup, outside)?;
-    binds::prepare(&setup.binds, &Layers { base: &upper, image: Path::new(HOST), tops: None })?;
+fn from_root(setup: &Setup, stack: &Stack, outside: &etc::Outside) -> Result<(), StartFailure> {
+    let upper = prepare(Path::new(HOST), setup, stack, outside)?;
     // As a whole it cannot be a layer's lower part: the launcher has mounted things in it.
-    by_folders(setup, Path::new(HOST), &upper)
+    by_folders(setup, stack, Path::new(HOST), &upper)
+}
+
+/// Makes in the writable layer what has to be there before it lies over an image. It is ours, whoever owns the image's folders,
+/// and no link of the image is followed.
+fn prepare(image: &Path, setup: &Setup, stack: &Stack, outside: &etc::Outside) -> Result<PathBuf, StartFailure> {
+    let upper = layer(WRITTEN);
+    furnish(&upper, stack)?;
+    etc::generate(&upper, Some(image), stack, setup, outside)?;
+    binds::prepare(&setup.binds, &Layers { base: &upper, image, stack, tops: None })?;
+    Ok(upper)
 }
 
 /// An image that overlayfs refuses as a whole: `base` is the root, and each top folder of the image has a layer of its own
 /// there, or is read-only where overlayfs refuses that folder too.
-fn by_folders(setup: &Setup, image: &Path, base: &Path) -> Result<(), StartFailure> {
-    let work = layer("work");
+fn by_folders(setup: &Setup, stack: &Stack, image: &Path, base: &Path) -> Result<(), StartFailure> {
+    let work = layer("works");
     make_dir(&work)?;
-    bind_mount(base, Path::new(ROOT))?;
+    show_base(base, stack)?;
     for entry in fs::read_dir(image).at("read", "image")? {
         let entry = entry.at("read", "image")?;
-        let (from, upper, target) =
-            (entry.path(), base.join(entry.file_name()), Path::new(ROOT).join(entry.file_name()));
         let name = entry.file_name();
-        let name = name.to_string_lossy();
-        if COVERED.iter().any(|covered| *covered == name) {
+        let (from, target) = (entry.path(), Path::new(ROOT).join(&name));
+        let said = name.to_string_lossy();
+        if COVERED.iter().any(|covered| *covered == said) {
             continue;
         }
-        let kind = entry.file_type().at("read", &name)?;
-        if kind.is_dir() {
-            top_folder(setup, &name, [&from, &upper, &work.join(entry.file_name()), &target])?;
-        } else if kind.is_symlink() && !upper.exists() {
-            symlink(fs::read_link(&from).at("read link", &name)?, upper).at("make link", &name)?;
-        } else if kind.is_file() {
-            top_file(&from, &upper)?;
+        let kind = entry.file_type().at("read", &said)?;
+        match stack.find(Path::new(&name)).at("read layers", &said)? {
+            Said::Nothing | Said::Here(Found::Folder { .. }) if kind.is_dir() => {
+                let lower = Lower::of(&from, Path::new(&name), stack)?;
+                if lower.has_image {
+                    top_folder(setup, &said, &lower, [&base.join(&name), &work.join(&name), &target])?;
+                }
+            }
+            Said::Nothing if kind.is_symlink() && !target.exists() => {
+                symlink(fs::read_link(&from).at("read link", &said)?, target).at("make link", &said)?;
+            }
+            Said::Nothing if kind.is_file() => top_file(&from, &target)?,
+            // What the layers have there is shown with the root.
+            Said::Nothing | Said::Gone | Said::Here(_) => {}
         }
     }
     Ok(())
 }
 
+/// Makes `base` the root, over what the layers have there. Their top folders that the image has too are covered later.
+fn show_base(base: &Path, stack: &Stack) -> Result<(), StartFailure> {
+    if stack.is_empty() {
+        return bind_mount(base, Path::new(ROOT));
+    }
+    let nowhere = Path::new("");
+    let layers = stack.roots().to_vec();
+    let lower = Lower { image: nowhere, path: nowhere, layers, has_image: false, stack };
+    overlay(&lower, base, &layer("base"), ROOT)
+        .map_err(|failure| StartFailure { step: step::PUT_LAYERS.to_owned(), ..failure })
+}
+
 /// Shows one top folder of an image at `target`, where `upper` can be seen as yet.
-fn top_folder(setup: &Setup, name: &str, [from, upper, work, target]: [&Path; 4]) -> Result<(), StartFailure> {
+fn top_folder(
+    setup: &Setup,
+    name: &str,
+    lower: &Lower<'_>,
+    [upper, work, target]: [&Path; 3],
+) -> Result<(), StartFailure> {
     if !upper.exists() {
         // The folder of a layer stands for the one below it, its mode too.
-        make_dir(upper)?;
-        let mode = fs::metadata(from).at("read", name)?.permissions();
-        fs::set_permissions(upper, mode).at("set mode", name)?;
+        let mode = fs::metadata(lower.top()).at("read", name)?.mode() & 0o7777;
+        make_folder(upper, mode).at("make folder", name)?;
     }
-    if add_layer(setup, &from.to_string_lossy(), upper, work, &target.to_string_lossy())? {
+    if add_layer(setup, lower, upper, work, &target.to_string_lossy())? {
         return Ok(());
     }
     if name == "etc" {
-        return copy_settings(from, target);
+        return copy_settings(lower.image, target, lower.stack);
     }
     if OWN.contains(&name) {
         return Ok(());
     }
-    bind_mount_alone(from, target)?;
+    lower.demand_nothing()?;
+    bind_mount_alone(lower.image, target)?;
     sys::seal_mount(target, Seal::Files).at("make read-only", name)
 }
 
@@ -240,12 +293,18 @@ fn top_file(from: &Path, target: &Path) -> Result<(), StartFailure> {
 }
 
 /// The image's own settings, where they are not made up; a copy each, as the folder must stay writable.
-fn copy_settings(from: &Path, etc: &Path) -> Result<(), StartFailure> {
+fn copy_settings(from: &Path, etc: &Path, stack: &Stack) -> Result<(), StartFailure> {
     for entry in fs::read_dir(from).into_iter().flatten().flatten() {
         let target = etc.join(entry.file_name());
         let name = target.to_string_lossy();
         let Ok(kind) = entry.file_type() else { continue };
-        if target.exists() {
+        let is_settled = match stack.find(&Path::new("etc").join(entry.file_name())).at("read layers", &name)? {
+            Said::Nothing => target.exists(),
+            // What a sandbox below has made to mount on.
+            Said::Here(Found::Folder { .. }) => !kind.is_dir(),
+            Said::Gone | Said::Here(_) => true,
+        };
+        if is_settled {
             continue;
         }
         if kind.is_dir() {
@@ -262,42 +321,23 @@ fn copy_settings(from: &Path, etc: &Path) -> Result<(), StartFailure> {
     Ok(())
 }
 
-/// Makes the folders that every sandbox has.
-fn furnish(base: &Path) -> Result<(), StartFailure> {
+/// Makes the folders that every sandbox has, but for those that the layers have a word on.
+fn furnish(base: &Path, stack: &Stack) -> Result<(), StartFailure> {
     for name in FOLDERS.iter().chain(&[&HOME[1..], &WORKSPACE[1..]]) {
-        make_dir(&base.join(name))?;
-    }
-    for (name, mode) in [("root", 0o700), ("var/tmp", 0o1777)] {
-        fs::set_permissions(base.join(name), fs::Permissions::from_mode(mode)).at("set mode", name)?;
+        if stack.has(name)? {
+            continue;
+        }
+        stack.make_above(base, Path::new(name))?;
+        let path = base.join(name);
+        make_dir(&path)?;
+        let mode = match *name {
+            "root" => 0o700,
+            "var/tmp" => 0o1777,
+            _ => continue,
+        };
+        fs::set_permissions(path, fs::Permissions::from_mode(mode)).at("set mode", name)?;
     }
     Ok(())
-}
-
-/// Puts a writable layer over a folder. Tells whether the kernel takes that folder for the lower side.
-fn add_layer(setup: &Setup, lower: &str, upper: &Path, work: &Path, target: &str) -> Result<bool, StartFailure> {
-    if overlay(lower, upper, work, target).is_err() {
-        return Ok(false);
-    }
-    if setup.fakeroot && folders::is_foreign(Path::new(lower)) {
-        // The upper side of a mounted overlay must not be changed behind its back. Before it was known to be taken, it must
-        // not either: folders in it would hide what is shown by other means then.
-        umount2(target, MntFlags::empty()).at("unmount", target)?;
-        folders::open(Path::new(lower), upper)?;
-        overlay(lower, upper, work, target)?;
-    }
-    Ok(true)
-}
-
-fn overlay(lower: &str, upper: &Path, work: &Path, target: &str) -> Result<(), StartFailure> {
-    make_dir(work)?;
-    // These mean something in mount options, so such a folder is treated as one that the kernel refuses.
-    if lower.contains([',', ':', '\\', char::REPLACEMENT_CHARACTER]) {
-        return Err(Errno::EINVAL).at(step::MOUNT, target);
-    }
-    // Whiteouts and the like are kept in user attributes; the trusted ones need root.
-    let options =
-        format!("lowerdir={lower},upperdir={},workdir={},userxattr", upper.to_string_lossy(), work.to_string_lossy());
-    mount(Some("overlay"), target, Some("overlay"), NO_DEVICES, Some(options.as_str())).at(step::MOUNT, target)
 }
 
 /// A `/dev` of a few nodes and a terminal multiplexer of its own.
@@ -376,7 +416,7 @@ fn below(base: &Path, path: &Path) -> PathBuf {
     base.join(path.components().filter(|part| matches!(part, Component::Normal(_))).collect::<PathBuf>())
 }
 
-pub(super) fn layer(name: &str) -> PathBuf {
+fn layer(name: &str) -> PathBuf {
     Path::new(LAYER).join(name)
 }
 
@@ -384,7 +424,7 @@ fn inside(path: &str) -> String {
     format!("{ROOT}/{}", path.trim_start_matches('/'))
 }
 
-fn make_dir(path: &Path) -> Result<(), StartFailure> {
+pub(super) fn make_dir(path: &Path) -> Result<(), StartFailure> {
     fs::create_dir_all(path).at("make folder", &path.to_string_lossy())
 }
 

@@ -14,6 +14,8 @@ mod sweep;
 mod wire;
 
 #[cfg(feature = "host")]
+mod below;
+#[cfg(feature = "host")]
 mod claim;
 #[cfg(feature = "host")]
 mod executable;
@@ -38,6 +40,7 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 pub use self::keeper::keep;
 #[cfg(feature = "host")]
 pub(crate) use self::{
+    below::below,
     claim::Claim,
     process::{Handle, Maker, Process, descends, has_ended},
     record::Reach,

@@ -8,8 +8,8 @@ use std::{
 use prorl_core::hello::StartFailure;
 
 use crate::{
-    Bind, Image, LauncherFault, SandboxError, SandboxSpec, diagnosis,
-    setup::{OWN_FOLDER, Setup, step},
+    Bind, LauncherFault, SandboxError, SandboxSpec, diagnosis,
+    setup::{self, OWN_FOLDER, Setup, step},
 };
 
 /// What is needed to tell a failure in the words of the spec.
@@ -17,6 +17,8 @@ pub(super) struct Explain {
     program: PathBuf,
     image: PathBuf,
     binds: Vec<Bind>,
+    /// Folders of the layers.
+    layers: Vec<PathBuf>,
     user: String,
     /// Names that may be spoken of and that may hold any words themselves, in lower-case letters, the longest first.
     names: Vec<String>,
@@ -25,24 +27,23 @@ pub(super) struct Explain {
 impl Explain {
     /// `setup` was made from `spec`, and `folder` is the sandbox's own.
     pub(super) fn new(program: PathBuf, spec: &SandboxSpec, setup: &Setup, folder: &Path) -> Self {
-        let image = match &spec.image {
-            Image::Directory(path) | Image::File(path) => path.clone(),
-            Image::Host | Image::Root => PathBuf::new(),
-        };
+        let image = spec.image.path().unwrap_or(Path::new("")).to_owned();
         let uid = setup.become_user.map_or_else(|| nix::unistd::geteuid().as_raw(), |user| user.uid);
         let found = match &setup.image {
-            Image::Directory(path) | Image::File(path) => path.as_path(),
-            Image::Host | Image::Root => Path::new(""),
+            setup::Image::Directory(path) | setup::Image::File(path) => path.as_path(),
+            setup::Image::Host | setup::Image::Root => Path::new(""),
         };
         let binds = spec.binds.iter().chain(&setup.binds).map(|bind| bind.source.as_path());
+        let layers: Vec<PathBuf> = setup.layers.iter().map(PathBuf::from).collect();
         let mut names: Vec<String> = [program.as_path(), &image, found, folder]
             .into_iter()
             .chain(binds)
+            .chain(layers.iter().map(PathBuf::as_path))
             .map(|path| path.to_string_lossy().to_lowercase())
             .filter(|name| name.trim_matches('/').len() > 1)
             .collect();
         names.sort_unstable_by_key(|name| std::cmp::Reverse(name.len()));
-        Self { program, image, binds: spec.binds.clone(), user: format!("user {uid}"), names }
+        Self { program, image, binds: spec.binds.clone(), layers, user: format!("user {uid}"), names }
     }
 
     /// Makes an error of a failure of the owner's or the guest's. `proc` is `/proc`, or a tree like it in tests.
@@ -70,6 +71,11 @@ impl Explain {
             step::OPEN_BIND => {
                 let target =
                     self.bind_in(&failure.target).map_or(failure.target, |source| source.display().to_string());
+                diagnosis::explain(proc, StartFailure { target, ..failure })
+            }
+            step::OPEN_LAYER => {
+                let target =
+                    self.layer_in(&failure.target).map_or(failure.target, |folder| folder.display().to_string());
                 diagnosis::explain(proc, StartFailure { target, ..failure })
             }
             _ => diagnosis::explain(proc, failure),
@@ -131,6 +137,11 @@ impl Explain {
             let cause = format!("bind source {} cannot be shown by {}", source.display(), self.user);
             return told(LauncherFault::Bind, cause, "see that it is there and open to that user");
         }
+        if let Some(folder) = self.layer_in(words) {
+            let cause = format!("layer {} cannot be shown by {}", folder.display(), self.user);
+            let advice = "open the store, and the folders above it, to that user (chmod a+rX)";
+            return told(LauncherFault::Image, cause, advice);
+        }
         if says(&["newuidmap", "newgidmap", "subuid", "subgid", "fakeroot"]) {
             let advice = "mend what its last words name, or start without fake root";
             return told(LauncherFault::FakeRoot, "a fake root gets no ids here".to_owned(), advice);
@@ -146,10 +157,19 @@ impl Explain {
 
     /// Returns the source of the bind that is spoken of, which has a plain name in every argument.
     fn bind_in(&self, words: &str) -> Option<&Path> {
-        let (_, rest) = words.split_once(&format!("{OWN_FOLDER}/binds/"))?;
-        let number = rest.split(|char: char| !char.is_ascii_digit()).next()?;
-        self.binds.get(number.parse::<usize>().ok()?).map(|bind| bind.source.as_path())
+        self.binds.get(number_in(words, "binds")?).map(|bind| bind.source.as_path())
     }
+
+    /// Returns the layer that is spoken of.
+    fn layer_in(&self, words: &str) -> Option<&Path> {
+        self.layers.get(number_in(words, "layers")?).map(PathBuf::as_path)
+    }
+}
+
+/// Returns the number of a thing in the guest's own folder that is spoken of.
+fn number_in(words: &str, kind: &str) -> Option<usize> {
+    let (_, rest) = words.split_once(&format!("{OWN_FOLDER}/{kind}/"))?;
+    rest.split(|char: char| !char.is_ascii_digit()).next()?.parse().ok()
 }
 
 #[cfg(test)]
@@ -157,7 +177,7 @@ mod tests {
     use LauncherFault::{Bind as BindFault, Exhausted, FakeRoot, Fuse, Image as ImageFault, Other, UserNamespaces};
 
     use super::*;
-    use crate::SandboxUser;
+    use crate::{Image, SandboxUser};
 
     fn explain(step: &str, words: &str) -> SandboxError {
         explain_of("/images/a.sif", "/run/x", step, words)
@@ -168,7 +188,7 @@ mod tests {
         let binds = vec![bind("/one"), bind("/two")];
         // Files that are there, or there would be no set-up; what is made of it is told apart by its names alone.
         let plain = SandboxSpec::new("/proc/self/exe").to_setup(Some(SandboxUser { uid: 7, gid: 7 })).unwrap();
-        let setup = Setup { image: Image::File(image.into()), ..plain };
+        let setup = Setup { image: setup::Image::File(image.into()), layers: vec!["/store/l/root".into()], ..plain };
         let spec = SandboxSpec { image: Image::File(image.into()), binds, ..SandboxSpec::new("/guest") };
         let explain = Explain::new("/bin/apptainer".into(), &spec, &setup, Path::new(folder));
         let failure = StartFailure { step: step.to_owned(), target: words.to_owned(), errno: 0 };
@@ -226,6 +246,12 @@ mod tests {
                 BindFault,
                 "bind source /two",
             ),
+            (
+                "FATAL:   container creation failed: mount hook function failure: mount /nope->/.prorl/layers/0 error: while \
+                 mounting /nope: mount source /nope doesn't exist",
+                ImageFault,
+                "layer /store/l/root cannot be shown by user 7",
+            ),
             ("FATAL:   while extracting image: write /x: no space left on device", Exhausted, "no more"),
             ("FATAL:   could not use fakeroot: no mapping entry found in /etc/subuid for x", FakeRoot, "last words"),
             ("Error for command \"exec\": unknown flag: --no-umask", Other, "Apptainer 1.1"),
@@ -263,6 +289,8 @@ mod tests {
     fn the_guests_own_failures_are_told_in_the_specs_words() {
         let error = explain(step::OPEN_BIND, "/.prorl/binds/0");
         assert_eq!(error.to_string(), "failed to open bind source /one");
+        let error = explain(step::OPEN_LAYER, "/.prorl/layers/0");
+        assert_eq!(error.to_string(), "failed to open image /store/l/root");
         assert_eq!(explain(step::MOUNT, "it").to_string(), "failed to set up the sandbox at: mount it");
         assert!(matches!(explain(step::EXECUTE_LAUNCHER, "it"), SandboxError::Program { .. }));
     }

@@ -26,7 +26,7 @@ use self::{
 use crate::{
     Bind, Image, Network, Node, Runtime, Sandbox, SandboxError, SandboxSpec, SandboxUser,
     node::{Claim, Reach},
-    setup::{LAUNCHED_FLAG, Launch, OWN_FOLDER, Order, Setup},
+    setup::{self, LAUNCHED_FLAG, Launch, OWN_FOLDER, Order, Setup},
     start::{self, Kind, Orders},
     subid,
 };
@@ -104,8 +104,16 @@ impl SingularityRuntime {
     fn furnish(&self, folder: &Path, setup: &Setup, guest: &Path) -> io::Result<Furniture> {
         let mut shown = vec![mount_argument(guest, "guest", false)];
         match &setup.image {
-            Image::Directory(path) | Image::File(path) => symlink(path, folder.join("image"))?,
-            Image::Host | Image::Root => return Err(io::ErrorKind::InvalidInput.into()), // refused before
+            setup::Image::Directory(path) | setup::Image::File(path) => symlink(path, folder.join("image"))?,
+            // Refused before.
+            setup::Image::Host | setup::Image::Root => return Err(io::ErrorKind::InvalidInput.into()),
+        }
+        let mut layers = Vec::new();
+        for (number, layer) in setup.layers.iter().enumerate() {
+            let link = folder.join(format!("layer-{number}"));
+            symlink(layer, &link)?;
+            shown.push(mount_argument(&link, &format!("layers/{number}"), false));
+            layers.push(format!("{OWN_FOLDER}/layers/{number}").into());
         }
         let mut binds = Vec::new();
         for (number, bind) in setup.binds.iter().enumerate() {
@@ -134,7 +142,7 @@ impl SingularityRuntime {
             }
             None => None,
         };
-        Ok(Furniture { folder: folder.to_owned(), image: folder.join("image"), conf, shown, binds })
+        Ok(Furniture { folder: folder.to_owned(), image: folder.join("image"), conf, shown, layers, binds })
     }
 
     fn launch(&self, setup: &Setup, furniture: &Furniture, users: Users) -> Launch {
@@ -181,8 +189,8 @@ impl SingularityRuntime {
             .map_err(|source| SandboxError::at("furnish the sandbox's folder", source))?;
         let users = match &setup.image {
             _ if setup.fakeroot && self.no_range.is_none() => Users::Range,
-            Image::File(_) => Users::Root,
-            Image::Directory(_) | Image::Host | Image::Root => Users::Own,
+            setup::Image::File(_) => Users::Root,
+            setup::Image::Directory(_) | setup::Image::Host | setup::Image::Root => Users::Own,
         };
         let launch = self.launch(&setup, &furniture, users);
         let explain = Explain::new(self.program.path.clone(), spec, &setup, &folder);
@@ -191,7 +199,8 @@ impl SingularityRuntime {
         setup.outer_namespace = Some(own_namespace);
         setup.no_range.clone_from(&self.no_range);
         setup.become_user = None; // done by the owner, and for good
-        setup.image = Image::Root;
+        setup.image = setup::Image::Root;
+        setup.layers = furniture.layers;
         setup.binds = furniture.binds;
         Ok(Orders {
             frames: vec![Order::Launch(launch), Order::Enter(setup)],
@@ -240,6 +249,8 @@ struct Furniture {
     conf: Option<PathBuf>,
     /// Arguments of `--bind`.
     shown: Vec<OsString>,
+    /// The layers' folders as the guest finds them.
+    layers: Vec<OsString>,
     /// The binds as the guest finds them.
     binds: Vec<Bind>,
 }

@@ -1,12 +1,19 @@
 use std::{
-    fs,
+    fs::{self, File},
+    io::{self, Read as _},
     path::{Path, PathBuf},
     sync::Arc,
 };
 
 use serde::{Deserialize, Serialize};
 
-use super::{Digest, ImageStore, StoreError};
+use super::{
+    Digest, ImageStore, StoreError,
+    disk::{LAYER_RECORD, ROOT},
+    hold::{Hold, Thing},
+    pulse,
+    staging::Staging,
+};
 
 /// What a layer lies over: it means nothing over anything else.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -55,6 +62,9 @@ pub struct Layer {
 struct HeldLayer {
     record: LayerRecord,
     root: PathBuf,
+    _hold: Hold,
+    /// A layer is nothing without those below it.
+    _below: Vec<Layer>,
 }
 
 impl Layer {
@@ -74,7 +84,7 @@ impl Layer {
 pub struct LayerStaging {
     id: String,
     store: ImageStore,
-    folder: PathBuf,
+    staging: Staging,
 }
 
 impl LayerStaging {
@@ -83,20 +93,31 @@ impl LayerStaging {
         &self.id
     }
 
-    /// Returns the empty folder that is to become the layer's root.
+    /// Returns the empty folder that is to become the layer's root. It belongs to [`StoreConfig::owner`](super::StoreConfig),
+    /// if there is one and this process is root.
     pub fn root(&self) -> PathBuf {
-        self.folder.join("root")
+        self.staging.root()
     }
 
-    /// Makes it a layer of the store, whole and at once.
+    /// Makes it a layer of the store, whole and at once. The layers below it that are there are kept with it.
     ///
     /// # Errors
     /// When it cannot be written; nothing of it is left then.
-    pub fn publish(self, record: LayerRecord) -> Result<Layer, StoreError> {
-        let layers = self.store.dir().join("layers");
-        let target = layers.join(&self.id);
-        fs::rename(&self.folder, &target).map_err(|source| StoreError::at("publish layer", &target, source))?;
-        Ok(Layer { held: Arc::new(HeldLayer { record, root: target.join("root") }) })
+    pub fn publish(mut self, mut record: LayerRecord) -> Result<Layer, StoreError> {
+        record.id.clone_from(&self.id);
+        let inner = &self.store.inner;
+        let thing = Thing::layer(&self.id);
+        let place = thing.place(&inner.disk);
+        let text = serde_json::to_vec_pretty(&record)
+            .map_err(|error| StoreError::at("write", &place.join(LAYER_RECORD), error.into()))?;
+        self.staging.write(LAYER_RECORD, &text)?;
+        let below = self.store.below(&record)?;
+        // The reference first: it is in use from the moment on that it is there.
+        let hold = Hold::take(inner, thing)?;
+        if !self.staging.publish(&place)? {
+            return Err(StoreError::at("publish", &place, io::Error::from_raw_os_error(libc::EEXIST)));
+        }
+        Ok(Layer { held: Arc::new(HeldLayer { record, root: place.join(ROOT), _hold: hold, _below: below }) })
     }
 }
 
@@ -106,11 +127,52 @@ impl ImageStore {
     /// # Errors
     /// When it cannot be made.
     pub fn stage_layer(&self) -> Result<LayerStaging, StoreError> {
-        static NEXT: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
-        let number = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        let id = format!("{}-{number}", std::process::id());
-        let folder = self.dir().join("layers").join(format!(".{id}"));
-        fs::create_dir_all(folder.join("root")).map_err(|source| StoreError::at("make layer", &folder, source))?;
-        Ok(LayerStaging { id, store: self.clone(), folder })
+        let id = random_id().map_err(|source| StoreError::io("read", Path::new(RANDOM), source))?;
+        let staging = Staging::new(&self.inner.disk)?;
+        Ok(LayerStaging { id, store: self.clone(), staging })
     }
+
+    /// Returns a layer, if the store has it. It has it for as long as somebody has a handle of it.
+    ///
+    /// # Errors
+    /// [`StoreError::Damaged`] when what is known of it cannot be read.
+    pub fn layer(&self, id: &str) -> Result<Option<Layer>, StoreError> {
+        let is_plain = !id.is_empty() && id.bytes().all(|byte| byte.is_ascii_alphanumeric());
+        let thing = Thing::layer(id);
+        let place = thing.place(&self.inner.disk);
+        if !is_plain || !place.exists() {
+            return Ok(None);
+        }
+        // The reference first, see the module `hold`.
+        let hold = Hold::take(&self.inner, thing)?;
+        let Some(record) = read(&place)? else { return Ok(None) };
+        let below = self.below(&record)?;
+        Ok(Some(Layer { held: Arc::new(HeldLayer { record, root: place.join(ROOT), _hold: hold, _below: below }) }))
+    }
+
+    fn below(&self, record: &LayerRecord) -> Result<Vec<Layer>, StoreError> {
+        // The next one keeps those below itself.
+        let next = record.below.last().filter(|id| **id != record.id);
+        next.map_or(Ok(Vec::new()), |id| Ok(self.layer(id)?.into_iter().collect()))
+    }
+}
+
+/// Reads what is known of a layer in its place, if it is there.
+pub(super) fn read(place: &Path) -> Result<Option<LayerRecord>, StoreError> {
+    let path = place.join(LAYER_RECORD);
+    let text = match fs::read(&path) {
+        Err(error) if pulse::is_gone(&error) => return Ok(None),
+        text => text.map_err(|source| StoreError::io("read", &path, source))?,
+    };
+    serde_json::from_slice(&text).map(Some).map_err(|error| StoreError::Damaged { path, problem: error.to_string() })
+}
+
+/// Where the system has random bytes.
+const RANDOM: &str = "/dev/urandom";
+
+/// Makes a name that no layer has, had or will have on any machine.
+fn random_id() -> io::Result<String> {
+    let mut bytes = [0; 8];
+    File::open(RANDOM)?.read_exact(&mut bytes)?;
+    Ok(format!("{:016x}", u64::from_le_bytes(bytes)))
 }

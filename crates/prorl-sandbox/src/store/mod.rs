@@ -1,18 +1,64 @@
 //! Where unpacked images and frozen layers are kept: one folder, shared by all processes of a user, on one machine or many.
+//!
+//! ```text
+//! store.json            format of the store
+//! images/HEX/           an image: root/, image.json, used (its time is that of the last use)
+//! layers/ID/            a layer: root/, layer.json
+//! names/NAME            digest of the image of that name
+//! sources/HASH          digest of the image that a source was unpacked to
+//! owners/TOKEN          the pulse of a process that has something here
+//! refs/HEX-or-ID/TOKEN  who uses an image or a layer
+//! claims/HASH.NUMBER    who makes an image
+//! staging/TOKEN.COUNT   what is being made
+//! trash/..              what is being removed
+//! ```
+//!
+//! Nothing relies on locks of the kernel, which not every file system of a cluster has, nor on any process's tidy end. Things
+//! appear whole in their places, by one rename, and leave them by one; marks of processes, which others can tell to be dead,
+//! say who uses or makes what (see `pulse`, `claim` and `hold`). What a dead process has left takes nothing but space, until
+//! the next collection.
 
+pub(crate) mod claim;
+mod collect;
 mod digest;
+mod disk;
+mod ensure;
+mod entry;
 mod error;
+mod flight;
+mod hold;
+mod image;
+mod janitor;
 mod layer;
+mod list;
 mod name;
+mod owner;
+pub(crate) mod pulse;
+pub(crate) mod remove;
+mod staging;
+mod sweep;
+#[cfg(test)]
+mod tests;
 
 use std::{
-    fs, io,
     path::{Path, PathBuf},
     sync::Arc,
 };
 
+use parking_lot::Mutex;
+
+use self::{
+    disk::Disk,
+    flight::Flights,
+    hold::{Hold, Holds},
+    janitor::Janitor,
+};
+
+#[cfg(feature = "images")]
+pub(crate) use self::remove::remove_tree;
 pub use self::{
     digest::{Digest, InvalidDigest},
+    entry::{Collect, Collected, ImageEntry, LayerEntry},
     error::StoreError,
     layer::{Base, Layer, LayerRecord, LayerStaging, LayerUsers},
     name::{ImageName, InvalidImageName},
@@ -39,7 +85,12 @@ impl StoreConfig {
     }
 }
 
-/// A store of images and layers.
+/// A store of images and layers. Clones are the same store, and so is what has the same folder, in any process.
+///
+/// Two threads work for it, each from when it is first needed: one tells other machines that this process lives, and one
+/// removes layers. They end when the last clone, image and layer of it in this process is dropped; that drop waits for what
+/// is being removed. A forked copy of the process has copies of its handles: dropping them there changes nothing, and
+/// whatever else they are used for is refused.
 #[derive(Clone, Debug)]
 pub struct ImageStore {
     inner: Arc<Inner>,
@@ -47,7 +98,11 @@ pub struct ImageStore {
 
 #[derive(Debug)]
 struct Inner {
-    config: StoreConfig,
+    flights: Flights,
+    holds: Mutex<Holds>,
+    /// Before the disk, so that its work is done by a process that is marked as alive.
+    janitor: Janitor,
+    disk: Arc<Disk>,
 }
 
 /// What a source was found to be by looks alone: the same key means the same content, without reading it.
@@ -87,12 +142,14 @@ pub struct Filled {
 #[derive(Clone, Debug)]
 pub struct StoredImage {
     held: Arc<HeldImage>,
+    is_new: bool,
 }
 
 #[derive(Debug)]
 struct HeldImage {
     filled: Filled,
     root: PathBuf,
+    _hold: Hold,
 }
 
 impl StoredImage {
@@ -104,6 +161,11 @@ impl StoredImage {
     /// Returns what is known of it.
     pub fn filled(&self) -> &Filled {
         &self.held.filled
+    }
+
+    /// Tells whether it was made for the call that returned it, rather than found.
+    pub fn is_new(&self) -> bool {
+        self.is_new
     }
 }
 
@@ -124,27 +186,31 @@ pub enum EnsureError<E> {
     /// The maker's.
     #[error(transparent)]
     Make(E),
+    /// Whoever asked for it has gone, before it was this call's turn to make it.
+    #[error("nobody waits for the image any more")]
+    Cancelled,
 }
 
 impl ImageStore {
-    /// Opens a store.
+    /// Opens a store, and makes it if its folder is missing or empty. One that can only be read opens too: what it has can be
+    /// used, and what needs writing is refused.
     ///
     /// # Errors
-    /// When the folder cannot be made or read.
+    /// [`StoreError::NotAStore`] for a folder of something else, [`StoreError::Newer`] for a store of a version to come, and when
+    /// the folder cannot be made or read.
     pub fn open(config: StoreConfig) -> Result<Self, StoreError> {
-        let at = |source: io::Error| StoreError::at("open store", &config.dir, source);
-        fs::create_dir_all(config.dir.join("layers")).map_err(at)?;
-        fs::create_dir_all(config.dir.join("images")).map_err(at)?;
-        Ok(Self { inner: Arc::new(Inner { config }) })
+        let disk = Arc::new(Disk::open(config)?);
+        let inner = Inner { flights: Flights::default(), holds: Mutex::default(), janitor: Janitor::new(), disk };
+        Ok(Self { inner: Arc::new(inner) })
     }
 
     /// Returns its folder.
     pub fn dir(&self) -> &Path {
-        &self.inner.config.dir
+        &self.inner.disk.config.dir
     }
 
     /// Returns how it was opened.
     pub fn config(&self) -> &StoreConfig {
-        &self.inner.config
+        &self.inner.disk.config
     }
 }

@@ -27,7 +27,7 @@ fn users() -> Vec<Option<SandboxUser>> {
 }
 
 /// A user of this machine that may hand out ids.
-fn user_with_range() -> Option<SandboxUser> {
+pub(crate) fn user_with_range() -> Option<SandboxUser> {
     let table = fs::read_to_string("/etc/subuid").ok()?;
     let users = table.lines().filter_map(|line| nix::unistd::User::from_name(line.split(':').next()?).ok()?);
     let user = users.into_iter().find(|user| !user.uid.is_root())?;

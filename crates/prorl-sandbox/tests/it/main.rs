@@ -1,8 +1,10 @@
 //! The public surface of `prorl-sandbox`, on real sandboxes. Works as root and as an ordinary user; what needs root says so.
 #![expect(clippy::unwrap_used, reason = "helpers of tests are tests too")]
 
+mod build;
 mod contract;
 mod fakeroot;
+mod layers;
 mod life;
 mod refusals;
 mod scale;

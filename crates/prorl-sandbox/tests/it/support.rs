@@ -238,6 +238,12 @@ pub(crate) fn image() -> tempfile::TempDir {
     image_of(&IMAGE_PROGRAMS)
 }
 
+/// The same with more programs, as far as they are here.
+pub(crate) fn image_with(more: &[&str]) -> tempfile::TempDir {
+    let more = more.iter().filter(|program| find_program(program).is_some()).copied();
+    image_of(&IMAGE_PROGRAMS.into_iter().chain(more).collect::<Vec<_>>())
+}
+
 /// Programs that Debian packages are installed by, and their scripts written in.
 const PACKAGE_PROGRAMS: [&str; 9] =
     ["chgrp", "diff", "dpkg", "dpkg-deb", "dpkg-query", "dpkg-split", "ldconfig", "start-stop-daemon", "tar"];

@@ -19,7 +19,7 @@ use prorl_sandbox::{
     SingularityRuntime,
 };
 
-use crate::support::{LONG, Live, fresh_node, image, is_root, pack, sandbox_uid, skip, spec};
+use crate::support::{LONG, Live, fresh_node, image_with, is_root, pack, sandbox_uid, skip, spec};
 
 /// A runtime and an image for it.
 pub(crate) struct Ground {
@@ -33,7 +33,7 @@ pub(crate) struct Ground {
 
 impl Ground {
     #[expect(clippy::unnecessary_wraps, reason = "the other grounds may be missing")]
-    fn namespace(_: &str) -> Option<Self> {
+    pub(crate) fn namespace(_: &str) -> Option<Self> {
         let node = fresh_node();
         let runtime = Arc::new(NamespaceRuntime::new(node.clone(), NamespaceConfig::default()));
         Some(Self { name: "namespace", node, runtime, image: own_image(), packed: None })
@@ -55,7 +55,7 @@ impl Ground {
     }
 
     /// The same with the image in a file, where such a file can be made and mounted.
-    fn packed(test: &str) -> Option<Self> {
+    pub(crate) fn packed(test: &str) -> Option<Self> {
         let mut ground = Self::singularity(test)?;
         if File::options().read(true).write(true).open("/dev/fuse").is_err() {
             skip(test, "/dev/fuse is closed here");
@@ -88,9 +88,13 @@ impl Ground {
     }
 }
 
+/// Programs that tests change and compare files by. One that this machine lacks is not in the image.
+const LAYERED: [&str; 14] =
+    ["cksum", "cp", "df", "find", "getcap", "ln", "mkfifo", "mv", "perl", "rmdir", "setcap", "sort", "truncate", "wc"];
+
 /// An image whose files are the sandboxes' user's.
 fn own_image() -> tempfile::TempDir {
-    let image = image();
+    let image = image_with(&LAYERED);
     if is_root() {
         let owner = format!("{0}:{0}", sandbox_uid());
         let changed = std::process::Command::new("chown").args(["-hR", &owner]).arg(image.path()).status().unwrap();
