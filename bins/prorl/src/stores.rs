@@ -26,7 +26,7 @@ const OF_THE_MACHINE: &str = "/var/lib/prorl/store";
 /// Which store is meant; a flag of every command that uses one.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub(crate) struct StoreArgs {
-    /// Folder of the store of images [default: prorl/store in XDG_DATA_HOME or ~/.local/share].
+    /// Folder of the store of images [default: prorl/store in `XDG_DATA_HOME` or ~/.local/share].
     #[arg(long, env = "PRORL_STORE", value_name = "DIR")]
     pub(crate) store: Option<PathBuf>,
 }
@@ -155,7 +155,7 @@ mod tests {
         fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o700)).unwrap();
         assert!(!is_open_to_all(&inner), "it is its owner's alone");
         fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
-        let is_temp_open = folder.path().ancestors().skip(1).all(|above| is_open_to_all(above));
+        let is_temp_open = folder.path().ancestors().skip(1).all(is_open_to_all);
         assert_eq!(is_open_to_all(&inner), is_temp_open);
     }
 }

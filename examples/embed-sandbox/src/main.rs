@@ -48,9 +48,9 @@ async fn main() -> anyhow::Result<ExitCode> {
     let mut left = Vec::new();
     for (idx, scored, sample) in &ended {
         match scored {
-            Ok(Scored { verdict, started_in, ran_in, pid_namespace }) => {
+            Ok(Scored { verdict, started_in, ran_in, pid_namespace, gone_at }) => {
                 rewards.push(verdict.reward());
-                left.extend(processes_in(*pid_namespace)?);
+                left.extend(processes_left(*pid_namespace, *gone_at)?);
                 table.add_row([
                     idx.to_string(),
                     sample.task.to_owned(),
@@ -77,12 +77,22 @@ async fn main() -> anyhow::Result<ExitCode> {
 }
 
 /// Looks for processes in a sandbox's pid namespace, without asking the library that says there are none.
-fn processes_in(pid_namespace: u64) -> anyhow::Result<Vec<u32>> {
+///
+/// One that began later is in another namespace, which has been given the same number.
+fn processes_left(pid_namespace: u64, gone_at: u64) -> anyhow::Result<Vec<u32>> {
     let namespace = format!("pid:[{pid_namespace}]");
     let is_inside = |pid: &u32| {
         // A process of another user cannot be looked at, and is none of ours.
         fs::read_link(format!("/proc/{pid}/ns/pid")).is_ok_and(|link| link == Path::new(&namespace))
+            && began_at(*pid).is_some_and(|began| began < gone_at)
     };
     let pids = fs::read_dir("/proc")?.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
     Ok(pids.filter(is_inside).collect())
+}
+
+/// Returns when a process began, in hundredths of a second since boot; nothing if it has ended meanwhile.
+fn began_at(pid: u32) -> Option<u64> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name, in parentheses, may hold anything.
+    stat.rsplit_once(") ")?.1.split(' ').nth(19)?.parse().ok()
 }

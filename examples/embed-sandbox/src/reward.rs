@@ -63,6 +63,8 @@ pub(crate) struct Scored {
     pub(crate) ran_in: Duration,
     /// The pid namespace that the sandbox had, to look for what could be left of it.
     pub(crate) pid_namespace: u64,
+    /// When it was gone, in hundredths of a second since boot: the kernel may give that namespace's number to a later one.
+    pub(crate) gone_at: u64,
 }
 
 /// Tests a program in a sandbox of its own.
@@ -81,7 +83,15 @@ pub(crate) async fn score(runtime: &dyn Runtime, spec: &SandboxSpec, sample: &Sa
 
     // Whatever the tests said: it returns when the kernel has said that nothing is left inside.
     sandbox.shutdown(GRACE).await?;
-    Ok(Scored { verdict: verdict?, started_in, ran_in, pid_namespace: sandbox.facts().hello.pid_namespace })
+    let (gone_at, pid_namespace) = (since_boot()?, sandbox.facts().hello.pid_namespace);
+    Ok(Scored { verdict: verdict?, started_in, ran_in, pid_namespace, gone_at })
+}
+
+/// Returns the time since boot, in the unit in which `/proc` tells when a process began.
+fn since_boot() -> anyhow::Result<u64> {
+    let uptime = std::fs::read_to_string("/proc/uptime").context("there is no clock")?;
+    let hundredths: String = uptime.chars().take_while(|c| *c != ' ').filter(|c| *c != '.').collect();
+    hundredths.parse().context("the clock tells no time")
 }
 
 async fn judge(tools: &ToolClient, sample: &Sample) -> anyhow::Result<Verdict> {

@@ -16,7 +16,7 @@ use crate::{output, stop::Signals, stores::show_size};
 /// Arguments of `prorl image unpack`.
 #[derive(clap::Args)]
 pub(super) struct Args {
-    /// The image: a .sif, squashfs or folder, docker-archive:PATH, oci:PATH, or docker://NAME.
+    /// The image: a .sif, squashfs or folder, docker-archive:PATH, oci:PATH, or `docker://NAME`.
     #[arg(value_name = "SRC")]
     source: String,
     /// What to call it in the store [default: from the source, such as `python` for images/python.sif].

@@ -74,7 +74,8 @@ pub struct StoreConfig {
     pub max_bytes: Option<u64>,
     /// To whom unpacked files are given, where this process is root: the user that its sandboxes are mapped to.
     pub owner: Option<SandboxUser>,
-    /// The guest's program, which removes what belongs to a fake root's other ids. Without it such layers are left, and said.
+    /// The guest's program, which removes what belongs to a fake root's other ids, and below which registries' images are fetched.
+    /// Without it such layers are left, and said, and a fetch goes on when this process is killed.
     pub guest: Option<PathBuf>,
 }
 
