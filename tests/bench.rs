@@ -46,3 +46,28 @@ async fn a_tool_that_is_absent_is_null_and_named() {
     }
     assert!(report["namespace"].is_object() && report["namespace_start_by_bwrap"].is_null(), "{report}");
 }
+
+#[tokio::test]
+async fn figures_of_images_are_taken_beside_the_bare_tools() {
+    let folder = support::image::open_temp();
+    let mut command = Command::new(prorl());
+    command.args(["bench", "images", "--json", "--n", "1", "--size-mb", "3", "--processes", "4", "--files", "120"]);
+    command.args(["--starts", "2"]).env("TMPDIR", folder.path()).env("PRORL_STORE", folder.path().join("store"));
+    let out = command.output().await.unwrap();
+    let said = String::from_utf8_lossy(&out.stderr);
+    if said.contains("mksquashfs of squashfs-tools is not on PATH") {
+        return support::note("skipped: mksquashfs is not installed");
+    }
+    assert!(out.status.success(), "{said}");
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "nothing is left");
+    let report: Value = serde_json::from_slice(&out.stdout).unwrap();
+    let unpack = report["unpack"].as_array().unwrap();
+    assert_eq!((unpack.len(), &report["once"]["unpacked_by"]), (2, &1.into()), "{report}");
+    assert!(unpack.iter().all(|one| one["ours_by_unsquashfs"].as_f64().is_some_and(|ratio| ratio > 0.0)), "{report}");
+    assert!(report["hit"]["p50_ms"].as_f64().unwrap() > 0.0, "{report}");
+    let fork = &report["fork"];
+    assert_eq!((&fork["fork"]["n"], &fork["plain"]["n"]), (&2.into(), &2.into()), "{report}");
+    // Nothing of the layer is copied, and its hundred files of a kibibyte are more than what a start writes beyond a plain one.
+    let written = |name: &str| fork[name].as_u64().unwrap();
+    assert!(written("fork_written_bytes") < written("plain_written_bytes") + 100 * 1024, "{report}");
+}
