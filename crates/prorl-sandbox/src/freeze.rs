@@ -169,6 +169,9 @@ impl Sandbox {
     /// keep. `/tmp` and `/dev/shm` are not part of the layer, nor is what was bound, nor `/etc/hosts` and the like where
     /// nobody has changed them.
     ///
+    /// The channel has to stay open until then, since its end is the sandbox's: a client of the tools inside must not be dropped
+    /// before.
+    ///
     /// # Errors
     /// See [`FreezeError`], which says of each whether the sandbox goes on. Nothing of the layer is left.
     ///

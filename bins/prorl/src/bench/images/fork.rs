@@ -57,10 +57,11 @@ pub(super) async fn measure(args: &Args, material: &Material) -> anyhow::Result<
     let plain = runtimes.spec(Image::Host);
 
     let first = runtime.start(&SandboxSpec { freezable: true, ..plain.clone() }).await?;
-    let first = make_files(first, args.files).await?;
+    let (first, client) = make_files(first, args.files).await?;
     let begun = Instant::now();
     let layer = first.freeze(&store).await?;
     let freeze_ms = millis(begun.elapsed());
+    drop(client); // which ends the sandbox, should it still be there
     ensure!(layer.record().entries >= u64::from(args.files), "the layer has {} entries", layer.record().entries);
 
     let fork = SandboxSpec { layers: vec![layer], ..plain.clone() };
@@ -84,13 +85,13 @@ pub(super) async fn measure(args: &Args, material: &Material) -> anyhow::Result<
 }
 
 /// Makes files of a kibibyte or so, a hundred to a folder.
-async fn make_files(mut sandbox: Sandbox, n_files: u32) -> anyhow::Result<Sandbox> {
+async fn make_files(mut sandbox: Sandbox, n_files: u32) -> anyhow::Result<(Sandbox, ToolClient)> {
     let script = "i=0; while [ $i -lt \"$1\" ]; do d=made/$((i / 100)); [ -d $d ] || mkdir -p $d; \
                   printf '%01024d' $i > $d/$i; i=$((i + 1)); done";
     let client = ToolClient::new(sandbox.take_channel().context("the sandbox has no channel")?);
     let ran = client.exec(&ExecSpec::new(["sh", "-c", script, "sh", &n_files.to_string()]), LIMIT).await?;
     ensure!(ran.success(), "the files were not made: {}", ran.stderr.text());
-    Ok(sandbox)
+    Ok((sandbox, client))
 }
 
 /// Returns how many bytes are in the writable layer of a fresh sandbox, from the counts of its file system.
