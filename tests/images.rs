@@ -116,6 +116,12 @@ async fn an_image_is_unpacked_once_found_by_name_and_collected() {
 
     let dry = place.told(&["image", "gc", "shell", "--dry-run", "--json"]).await;
     assert_eq!((&dry["removed"][0], place.kept().len()), (&first["digest"], 1), "{dry}");
+    assert_eq!((&dry["layers"], &dry["leftovers"]), (&json!([]), &json!(0)), "{dry}");
+    let dry = text(&place.run(&["image", "gc", "shell", "--dry-run"]).await.stdout);
+    let (line, total) = dry.split_once('\n').unwrap();
+    let short = &first["digest"].as_str().unwrap()["sha256:".len()..][..12];
+    assert!(line.starts_with(&format!("would remove also shell  {short}  ")), "{dry}");
+    assert!(line.ends_with("shell.squashfs") && total.starts_with("would remove 1 image, "), "{dry}");
     let done = place.told(&["image", "gc", "shell", "--json"]).await;
     assert_eq!(done["removed"], json!([first["digest"]]), "{done}");
     assert!(place.kept().is_empty(), "{:?}", place.kept());
@@ -180,14 +186,17 @@ async fn a_data_file_is_fetched_told_and_gone_on_with() {
         json!({"image": "nowhere.sif"}),
         json!({"image": "broken.sif"}),
         json!({"image": tree.path()}),
+        json!({"image": "my/app:1.0"}),
     ];
     let rows: Vec<_> = rows.iter().map(ToString::to_string).collect();
     fs::write(place.path("data.jsonl"), rows.join("\n")).unwrap();
     let out = place.run(&["image", "prefetch", "--data", "data.jsonl", "--json"]).await;
     assert_eq!(out.status.code(), Some(1), "{}", text(&out.stderr));
     let told: Value = serde_json::from_slice(&out.stdout).unwrap();
-    assert_eq!((&told["images"], &told["unpacked"], &told["present"]), (&json!(5), &json!(1), &json!(2)), "{told}");
-    assert_eq!((&told["missing"][0]["image"], &told["missing"][0]["lines"]), (&json!("nowhere.sif"), &json!([5])));
+    assert_eq!((&told["images"], &told["unpacked"], &told["present"]), (&json!(5), &json!(1), &json!(1)), "{told}");
+    let missing: Vec<_> =
+        told["missing"].as_array().unwrap().iter().map(|row| (&row["image"], &row["lines"])).collect();
+    assert_eq!(missing, [(&json!("my/app:1.0"), &json!([8])), (&json!("nowhere.sif"), &json!([5]))]);
     assert_eq!(
         (&told["failed"][0]["image"], &told["failed"][0]["lines"]),
         (&json!("broken.sif"), &json!([6])),
@@ -196,10 +205,137 @@ async fn a_data_file_is_fetched_told_and_gone_on_with() {
 
     let again = place.run(&["image", "prefetch", "--data", "data.jsonl"]).await;
     let said = text(&again.stdout);
-    assert!(said.contains("5 images: 3 were there, 0 unpacked"), "{said}");
+    assert!(said.contains("5 images: 2 were there, 0 unpacked, 2 missing, 1 failed"), "{said}");
     assert!(said.contains("missing: nowhere.sif (line 5)"), "{said}");
     let absent = place.run(&["image", "prefetch", "--data", "none.jsonl"]).await;
     assert!(text(&absent.stderr).contains("none.jsonl"), "{}", text(&absent.stderr));
+}
+
+/// Makes what `docker save` writes of a folder.
+fn save(place: &Place, tree: &Path, name: &str) {
+    let folder = place.path("saved");
+    fs::create_dir_all(&folder).unwrap();
+    let tar = |from: &Path, file: &Path, what: &str| {
+        let mut tar = std::process::Command::new("tar");
+        assert!(tar.arg("-C").arg(from).arg("-cf").arg(file).arg(what).status().unwrap().success());
+    };
+    tar(tree, &folder.join("layer.tar"), ".");
+    let sum = std::process::Command::new("sha256sum").arg(folder.join("layer.tar")).output().unwrap();
+    let layer = format!("sha256:{}", &text(&sum.stdout)[..64]);
+    let config = json!({"architecture": "amd64", "os": "linux", "rootfs": {"type": "layers", "diff_ids": [layer]}});
+    fs::write(folder.join("config.json"), config.to_string()).unwrap();
+    let manifest = json!([{"Config": "config.json", "RepoTags": ["saved:1"], "Layers": ["layer.tar"]}]);
+    fs::write(folder.join("manifest.json"), manifest.to_string()).unwrap();
+    tar(&folder, &place.path(name), ".");
+    fs::remove_dir_all(folder).unwrap();
+}
+
+#[tokio::test]
+async fn a_fetch_takes_no_name_away_and_names_only_what_needs_one() {
+    let (place, tree) = (Place::new(), image::image());
+    let Some(_) = place.pack(tree.path(), "shell.squashfs") else { return note(NO_MKSQUASHFS) };
+    let first = place.told(&["image", "unpack", "shell.squashfs", "--name", "a", "--json"]).await;
+    fs::write(tree.path().join("etc/image"), "another\n").unwrap();
+    for folder in ["one", "two"] {
+        fs::create_dir(place.path(folder)).unwrap();
+    }
+    place.pack(tree.path(), "one/a.squashfs").unwrap();
+    place.pack(tree.path(), "a").unwrap();
+    save(&place, tree.path(), "two/a.tar");
+    save(&place, tree.path(), "b.tar");
+    let images = ["a", "./a", "one/a.squashfs", "docker-archive:two/a.tar", "docker-archive:b.tar"];
+    let rows: Vec<_> = images.iter().map(|image| json!({"image": image}).to_string()).collect();
+    fs::write(place.path("data.jsonl"), rows.join("\n")).unwrap();
+    for is_first in [true, false] {
+        let out = place.run(&["image", "prefetch", "--data", "data.jsonl", "--jobs", "1", "--json"]).await;
+        assert_eq!(out.status.code(), Some(1), "{}", text(&out.stderr));
+        let told: Value = serde_json::from_slice(&out.stdout).unwrap();
+        assert_eq!(told["unpacked"].as_u64().unwrap() > 0, is_first, "{told}");
+        let failed = told["failed"].as_array().unwrap();
+        assert_eq!((failed.len(), &failed[0]["image"]), (1, &json!("docker-archive:two/a.tar")), "{told}");
+        let expected = "the name a is another image's: unpack it by `prorl image unpack --name`";
+        assert_eq!(failed[0]["problem"], expected, "{told}");
+        let listed = place.told(&["image", "list", "--json"]).await;
+        let mut found = BTreeSet::new();
+        for image in listed["images"].as_array().unwrap() {
+            let names = image["names"].as_array().unwrap().iter().map(|name| name.as_str().unwrap().to_owned());
+            found.extend(names.map(|name| (name, image["digest"] == first["digest"])));
+        }
+        assert_eq!(found, BTreeSet::from([("a".to_owned(), true), ("b".to_owned(), false)]), "{listed}");
+    }
+}
+
+#[tokio::test]
+async fn a_name_that_moves_is_told() {
+    let (place, tree) = (Place::new(), image::image());
+    let Some(_) = place.pack(tree.path(), "one.squashfs") else { return note(NO_MKSQUASHFS) };
+    fs::write(tree.path().join("etc/image"), "another\n").unwrap();
+    place.pack(tree.path(), "two.squashfs").unwrap();
+    let unpack = |file: &'static str, name: &'static str| ["image", "unpack", file, "--name", name, "--json"];
+    let one = place.told(&unpack("one.squashfs", "x")).await;
+    let same = place.told(&unpack("one.squashfs", "x")).await;
+    assert_eq!((&one["moved_from"], &same["moved_from"]), (&Value::Null, &Value::Null));
+    let two = place.run(&unpack("two.squashfs", "x")).await;
+    let said = text(&two.stderr);
+    let digest = one["digest"].as_str().unwrap();
+    assert!(said.contains(&format!("the name x was that of {digest}, which keeps no name")), "{said}");
+    let two: Value = serde_json::from_slice(&two.stdout).unwrap();
+    assert_eq!(two["moved_from"], one["digest"]);
+    place.told(&unpack("two.squashfs", "y")).await;
+    let out = place.run(&["image", "unpack", "one.squashfs", "--name", "x"]).await;
+    assert!(text(&out.stderr).contains("which keeps others: y"), "{}", text(&out.stderr));
+    assert!(text(&out.stdout).contains(" of data\n"), "{}", text(&out.stdout));
+}
+
+#[tokio::test]
+async fn a_look_at_a_store_that_is_not_there_makes_none() {
+    let place = Place::new();
+    let out = place.run(&["image", "list"]).await;
+    assert!(out.status.success() && text(&out.stderr).contains("holds no image"), "{}", text(&out.stderr));
+    let listed = place.told(&["image", "list", "--json"]).await;
+    assert_eq!(listed, json!({"store": place.store(), "images": [], "layers": 0}));
+    let out = place.run(&["image", "gc", "--dry-run"]).await;
+    assert!(text(&out.stdout).starts_with("would remove 0 images, "), "{}", text(&out.stdout));
+    let out = place.run(&["image", "gc", "python", "--dry-run"]).await;
+    assert_eq!(out.status.code(), Some(1), "{}", text(&out.stdout));
+    assert!(text(&out.stderr).contains("has no image python"), "{}", text(&out.stderr));
+    assert!(!place.store().exists());
+}
+
+#[tokio::test]
+async fn without_a_store_packed_images_go_to_apptainer_as_they_are() {
+    let (place, tree) = (Place::new(), image::image());
+    for args in [
+        &["image", "list"][..],
+        &["image", "gc"],
+        &["image", "unpack", "x.sif"],
+        &["image", "prefetch", "--data", "x"],
+        &["image", "build", "minimal"],
+    ] {
+        let out = place.run(&[args, &["--store", "none"]].concat()).await;
+        assert_eq!(out.status.code(), Some(2), "{args:?}: {}", text(&out.stderr));
+        assert!(text(&out.stderr).contains("--store none"), "{args:?}: {}", text(&out.stderr));
+    }
+    fs::write(tree.path().join("etc/image"), "of the image\n").unwrap();
+    let Some(file) = place.pack(tree.path(), "shell.squashfs") else { return note(NO_MKSQUASHFS) };
+    let exec = ["sandbox", "exec", "shell.squashfs", "--store", "none", "--", "cat", "/etc/image"];
+    let out = place.run(&exec).await;
+    assert_eq!(out.status.code(), Some(2), "{}", text(&out.stderr));
+    assert!(text(&out.stderr).contains("mounts no image files"), "{}", text(&out.stderr));
+    if image::has_apptainer() {
+        let out = place.run(&[&exec[..3], &["--runtime", "singularity"], &exec[3..]].concat()).await;
+        assert_eq!(text(&out.stdout), "of the image\n", "{}", text(&out.stderr));
+        let mock = policy("cat /etc/image").await;
+        let serve = Serve::in_open_folder(&["--store", "none"], &mock).await;
+        let (_, result) = serve.post("/process", &job(&json!({"image": file}))).await;
+        assert!(observation(&result).contains("of the image"), "{result}");
+        assert_eq!(fs::read_dir(serve.store.path()).unwrap().count(), 0);
+        serve.stop().await;
+        mock.shutdown().await.unwrap();
+    } else {
+        note("skipped: apptainer is not installed");
+    }
+    assert!(!place.store().exists() && !place.path("none").exists());
 }
 
 #[tokio::test]
@@ -229,6 +365,7 @@ async fn what_is_no_image_is_refused_by_name_and_leaves_nothing() {
     for wrong in [
         &["image", "unpack", "ftp://x"][..],
         &["image", "unpack", "a", "--name", "../x"],
+        &["image", "unpack", "good.squashfs", "--refresh"],
         &["image", "gc", "--max-size", "x"],
     ] {
         let out = place.run(wrong).await;
@@ -251,8 +388,7 @@ async fn a_store_that_is_not_one_is_refused_by_name() {
     assert!(text(&out.stderr).contains(place.store().to_str().unwrap()), "{}", text(&out.stderr));
     assert_eq!(fs::read_dir(place.store()).unwrap().count(), 1, "nothing was put there");
 
-    fs::remove_dir_all(place.store()).unwrap();
-    place.told(&["image", "list", "--json"]).await;
+    fs::remove_file(place.path("store/letters")).unwrap();
     fs::write(place.path("store/store.json"), "{\"format\": 1000}").unwrap();
     let out = place.run(&["image", "list"]).await;
     assert!(text(&out.stderr).contains("1000"), "{}", text(&out.stderr));

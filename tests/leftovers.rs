@@ -74,6 +74,8 @@ fn serve(temp: &Path, runtime: &str, mock: &MockLlm) -> Child {
     Command::new(prorl())
         .args(["serve", "--listen", "127.0.0.1:0", "--runtime", runtime, "--llm", &mock.address()])
         .env("TMPDIR", temp)
+        // Packed images go to Apptainer as they are, and nothing is made in anybody's home.
+        .env("PRORL_STORE", "none")
         .env("PRORL_LOG", "error") // there are hundreds of them
         .env_remove("PRORL_TOKEN")
         .stdin(Stdio::null())
@@ -257,8 +259,17 @@ async fn a_server_killed_over_a_packed_image_leaves_no_fuse_helper() {
         assert_eq!(sent.send().await.unwrap().status().as_u16(), 202);
     }
     // Each: an owner, Apptainer, its FUSE helper, the guest twice, the shell and the children that left their session.
-    support::until("the tools", || async { support::job_calls(&mock).len() == 3 && descendants(pid).len() >= 3 * 8 })
-        .await;
+    let serves_files = |process: &support::Process| {
+        let fds = std::fs::read_dir(format!("/proc/{}/fd", process.0)).into_iter().flatten().flatten();
+        fds.into_iter().any(|fd| std::fs::read_link(fd.path()).is_ok_and(|file| file == Path::new("/dev/fuse")))
+    };
+    support::until("the tools", || async {
+        let ours = descendants(pid);
+        support::job_calls(&mock).len() == 3
+            && ours.len() >= 3 * 8
+            && ours.iter().filter(|one| serves_files(one)).count() >= 3
+    })
+    .await;
     signal(pid, Signal::SIGKILL);
     server.wait().await.unwrap();
     assert_nothing_left(&[temp]).await;

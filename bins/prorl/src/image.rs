@@ -13,11 +13,11 @@ pub(crate) use self::bar::Bar;
 use prorl_sandbox::{
     SandboxUser,
     images::{UnpackLimits, Unpacker},
-    store::ImageStore,
+    store::{Digest, ImageEntry, ImageStore},
 };
 
 use crate::{
-    sandboxes,
+    output, sandboxes,
     stores::{StoreArgs, parse_size},
 };
 
@@ -42,7 +42,23 @@ enum Command {
     Gc(gc::Args),
 }
 
+impl Command {
+    /// Returns which store it needs, if it needs one.
+    fn store(&self) -> Option<&StoreArgs> {
+        match self {
+            Self::Build(args) => args.store(),
+            Self::Unpack(args) => Some(args.store()),
+            Self::Prefetch(args) => Some(args.store()),
+            Self::List(args) => Some(args.store()),
+            Self::Gc(args) => Some(args.store()),
+        }
+    }
+}
+
 pub(crate) async fn main(args: Args) -> anyhow::Result<ExitCode> {
+    if args.command.store().is_some_and(StoreArgs::is_none) {
+        return Ok(output::usage("--store none: this command needs a store of images"));
+    }
     match args.command {
         Command::Build(args) => build::main(args).await,
         Command::Unpack(args) => unpack::main(args).await,
@@ -50,6 +66,20 @@ pub(crate) async fn main(args: Args) -> anyhow::Result<ExitCode> {
         Command::List(args) => list::main(&args),
         Command::Gc(args) => gc::main(&args),
     }
+}
+
+/// How much of a digest is shown to people.
+const SHORT_DIGITS: usize = 12;
+
+/// Shortens a digest for people.
+fn short(digest: &Digest) -> String {
+    digest.hex().chars().take(SHORT_DIGITS).collect()
+}
+
+/// Writes the names of an image for people.
+fn show_names(image: &ImageEntry) -> String {
+    let names: Vec<_> = image.names.iter().map(ToString::to_string).collect();
+    if names.is_empty() { "-".to_owned() } else { names.join(" ") }
 }
 
 /// How images are unpacked; flags of every command that does.
@@ -60,10 +90,11 @@ struct UnpackArgs {
     /// Threads for one image [default: as many as processors].
     #[arg(long, value_name = "N")]
     threads: Option<std::num::NonZeroUsize>,
-    /// Refuse an image that holds more than this, such as 50G.
+    /// Refuse an image that holds more than this, such as 50G [default: 1 TiB]. Above 1 GiB one that makes more than 200
+    /// bytes of a packed byte is refused too. Limits count while an image is unpacked, not for one that the store has.
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     max_image: Option<u64>,
-    /// Refuse an image with more files than this.
+    /// Refuse an image with more files than this, folders and links counted [default: 4,000,000].
     #[arg(long, value_name = "N")]
     max_files: Option<u64>,
     /// The apptainer or singularity program, for docker:// [default: looked for along PATH].

@@ -17,9 +17,12 @@ mod stores;
 mod verify;
 mod wiring;
 
-use std::process::ExitCode;
+use std::{process::ExitCode, time::Duration};
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+
+/// How long what is left of the work on an image may take.
+const CLEAN_UP: Duration = Duration::from_secs(30);
 
 /// Open files that a few hundred jobs at once need.
 const MANY_FILES: u64 = 4096;
@@ -78,6 +81,7 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(err) => err.exit(),
     };
+    let is_on_images = matches!(cli.command, Command::Image(_));
     let is_service = matches!(cli.command, Command::Serve(_) | Command::MockLlm(_));
     output::start_logging(cli.log.as_deref().unwrap_or(if is_service { "warn,prorl=info" } else { "warn" }));
     raise_open_files();
@@ -101,7 +105,12 @@ fn main() -> ExitCode {
             Command::Cancel(args) => remote::cancel(args).await,
         }
     });
-    // Blocking work that a handler left behind must not keep the process.
-    runtime.shutdown_background();
+    if is_on_images {
+        // Work on an image that was cancelled takes its files away before it ends.
+        runtime.shutdown_timeout(CLEAN_UP);
+    } else {
+        // Blocking work that a handler left behind must not keep the process.
+        runtime.shutdown_background();
+    }
     ended.unwrap_or_else(|err| output::failure(&err))
 }

@@ -87,7 +87,8 @@ pub(crate) struct Args {
     /// programs].
     #[arg(long, env = "PRORL_IMAGE", value_name = "IMAGE")]
     image: Option<PathBuf>,
-    /// Folder of the store of images [default: prorl/store in `XDG_DATA_HOME` or ~/.local/share].
+    /// Folder of the store of images, or `none` for no store, in which case packed images take Apptainer [default: prorl/store in
+    /// `XDG_DATA_HOME` or ~/.local/share; for root, where that is closed to other users, /var/lib/prorl/store].
     #[arg(long, env = "PRORL_STORE", value_name = "DIR")]
     store: Option<PathBuf>,
     /// Remove images that nobody uses from the store, the one unused for longest first, while it is larger than this, such as 50G

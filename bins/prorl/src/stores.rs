@@ -1,7 +1,7 @@
 //! Where the store of images is, for every command that uses one.
 
 use std::{
-    fs,
+    fs, io,
     os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
 };
@@ -23,26 +23,42 @@ const OWN_FOLDER: &str = "prorl/store";
 /// Where root keeps it if its own home is closed to the sandboxes' user, as it usually is.
 const OF_THE_MACHINE: &str = "/var/lib/prorl/store";
 
+/// What is written in place of a folder where there is to be no store; a folder of that name is `./none`.
+const NONE: &str = "none";
+
 /// Which store is meant; a flag of every command that uses one.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub(crate) struct StoreArgs {
-    /// Folder of the store of images [default: prorl/store in `XDG_DATA_HOME` or ~/.local/share].
+    /// Folder of the store of images, or `none` for no store [default: prorl/store in `XDG_DATA_HOME` or ~/.local/share; for
+    /// root, where that is closed to other users, /var/lib/prorl/store].
     #[arg(long, env = "PRORL_STORE", value_name = "DIR")]
     pub(crate) store: Option<PathBuf>,
 }
 
 impl StoreArgs {
     /// Returns its folder.
-    fn dir(&self) -> anyhow::Result<PathBuf> {
+    pub(crate) fn dir(&self) -> anyhow::Result<PathBuf> {
         match &self.store {
+            Some(_) if self.is_none() => bail!("--store {NONE}: there is no store of images"),
             Some(dir) => std::path::absolute(dir).with_context(|| format!("--store {}", dir.display())),
             None => default_dir(),
         }
     }
 
+    /// Tells whether there is to be no store at all.
+    pub(crate) fn is_none(&self) -> bool {
+        self.store.as_deref() == Some(Path::new(NONE))
+    }
+
     /// Tells whether there is one; opening it would make it.
     pub(crate) fn is_there(&self) -> bool {
         self.dir().is_ok_and(|dir| dir.is_dir())
+    }
+
+    /// Tells whether nothing is where it would be. Something that cannot be looked at is there.
+    pub(crate) fn is_missing(&self) -> anyhow::Result<bool> {
+        let dir = self.dir()?;
+        Ok(fs::symlink_metadata(dir).is_err_and(|error| error.kind() == io::ErrorKind::NotFound))
     }
 
     /// Opens the store. `guest` is what removes the files of a fake root's other ids.
@@ -59,7 +75,11 @@ impl StoreArgs {
     ) -> anyhow::Result<ImageStore> {
         let dir = self.dir()?;
         let config = StoreConfig { max_bytes, owner, guest: Some(guest.path().to_owned()), ..StoreConfig::new(dir) };
-        ImageStore::open(config).context("the store of images cannot be used")
+        let store = ImageStore::open(config).context("the store of images cannot be used")?;
+        if let Err(problem) = store.check_way() {
+            tracing::warn!("{problem}");
+        }
+        Ok(store)
     }
 }
 
@@ -74,6 +94,9 @@ pub(crate) struct ServedStore {
 impl ServedStore {
     /// Opens it. A store that nobody has named may be missing: a service can do without one.
     pub(crate) fn unpacker(&self, sandboxes: &Sandboxes) -> anyhow::Result<Option<Unpacker>> {
+        if self.args.is_none() {
+            return Ok(None);
+        }
         let is_named = self.args.store.is_some();
         let opened =
             sandboxes.owner().and_then(|owner| self.args.open_limited(&sandboxes.guest, owner, self.max_bytes));
@@ -127,6 +150,11 @@ pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
     number.checked_mul(1 << shift).ok_or_else(|| format!("{text} is more than can be counted"))
 }
 
+/// Counts things for people, by a word that takes an `s`.
+pub(crate) fn show_count(n: u64, what: &str) -> String {
+    format!("{n} {what}{}", if n == 1 { "" } else { "s" })
+}
+
 /// Writes a size for people.
 pub(crate) fn show_size(bytes: u64) -> String {
     indicatif::BinaryBytes(bytes).to_string()
@@ -146,6 +174,13 @@ mod tests {
         for wrong in ["", "M", "-1", "1.5G", "10X", "99999999999T"] {
             assert!(parse_size(wrong).is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn no_store_is_nowhere() {
+        let args = |text: &str| StoreArgs { store: Some(text.into()) };
+        assert!(args("none").is_none() && !args("none").is_there() && args("none").dir().is_err());
+        assert!(!args("./none").is_none() && args("./none").is_missing().unwrap());
     }
 
     #[test]

@@ -67,7 +67,7 @@ pub(crate) fn tokenizer(folder: Option<&Path>) -> anyhow::Result<ChatTokenizer> 
 }
 
 /// Starts and ends one sandbox as instances get it that ask for nothing, so that a server with which no job could run says so
-/// at once. A server whose instances have to name an image has nothing to try.
+/// at once. A server whose instances have to name an image has nothing to try. From here on the environment holds the image.
 async fn try_out(env: &Environment) -> anyhow::Result<()> {
     let Some((runtime, spec)) = env.default_sandbox().await.context("the image of instances that name none")? else {
         return Ok(());

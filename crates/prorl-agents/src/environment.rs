@@ -2,7 +2,7 @@
 
 use std::{
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{Arc, OnceLock},
     time::Duration,
 };
 
@@ -10,12 +10,12 @@ use dashmap::DashMap;
 use prorl_core::{FailureClass, Instance, JobRequest, Malformed, request::CommonFields, request::NetworkChoice};
 use prorl_llm::{pool::Pool, tokenizer::ChatTokenizer};
 use prorl_pipeline::{JobContext, StageError};
-use prorl_sandbox::{Image, Network, Runtime, SandboxSpec, images::Unpacker};
+use prorl_sandbox::{Image, Network, Runtime, SandboxSpec, images::Unpacker, store::StoredImage};
 use tokio::sync::OnceCell;
 
 use crate::{
     Runtimes,
-    images::{self, Found},
+    images::{self, Found, NotUnpacked},
     runtimes::{Form, HOST_IMAGE},
 };
 
@@ -94,6 +94,9 @@ pub struct Environment {
     /// What unpacks images, and the store that it unpacks them to. With one, instances may name its images, packed ones run
     /// without FUSE, and the jobs of a group can share what they start from.
     pub unpacker: Option<Unpacker>,
+    /// The image of instances that name none, from when it was first needed on, where it is in the store. It is held, so that
+    /// no collection removes it, and used by itself, so that a name that comes to mean another image changes nothing.
+    default_image: OnceLock<StoredImage>,
     /// The LLM servers.
     pub pool: Pool,
     /// The tokenizer of requests that name none.
@@ -115,6 +118,7 @@ impl Environment {
             runtimes: runtimes.into(),
             guest: guest.into(),
             unpacker: None,
+            default_image: OnceLock::new(),
             pool,
             tokenizer,
             named_tokenizers: DashMap::new(),
@@ -152,6 +156,11 @@ impl Environment {
 
     /// Finds the image that an instance names, or the server's own.
     fn find(&self, common: &CommonFields) -> Result<Found, Malformed> {
+        if common.image.is_none()
+            && let Some(image) = self.default_image.get()
+        {
+            return Ok(Found::Stored(image.clone()));
+        }
         let store = self.unpacker.as_ref().map(|unpacker| &unpacker.store);
         let found = match &common.image {
             Some(text) => images::find(Path::new(text), &self.paths, store),
@@ -207,7 +216,8 @@ impl Environment {
     }
 
     /// Returns the image that a job's sandbox starts from, and the runtime that starts it. With a store a packed image is
-    /// unpacked first, once for all jobs; the image of a store is kept there as long as what this returns is held.
+    /// unpacked first, once for all jobs; the image of a store is kept there as long as what this returns is held. Where the
+    /// store cannot be written, a packed image is used as it is by a runtime that can, and the result says so.
     ///
     /// # Errors
     /// When the request names something that [`check`](Self::check) refuses, such as an image that is no longer there, and
@@ -218,12 +228,40 @@ impl Environment {
     pub async fn image(&self, job: &JobContext) -> Result<(&Arc<dyn Runtime>, Image), StageError> {
         let common = job.instance().common().map_err(|problem| refused(&problem))?;
         let found = self.find(&common).map_err(|problem| refused(&problem))?;
-        let runtime = self.runtime(&common, self.form_of(&found)).map_err(|problem| refused(&problem))?;
-        Ok((runtime, found.unpacked(self.unpacker.as_ref()).await?))
+        self.started_from(&common, found, |warning| job.warn(warning)).await
+    }
+
+    /// Returns the image that was found as a sandbox starts from it, and the runtime.
+    async fn started_from(
+        &self,
+        common: &CommonFields,
+        found: Found,
+        warn: impl FnOnce(String),
+    ) -> Result<(&Arc<dyn Runtime>, Image), StageError> {
+        let runtime = self.runtime(common, self.form_of(&found)).map_err(|problem| refused(&problem))?;
+        match found.unpacked(self.unpacker.as_ref()).await {
+            Ok(Image::Stored(image)) if common.image.is_none() => {
+                Ok((runtime, Image::Stored(self.default_image.get_or_init(|| image).clone())))
+            }
+            Ok(image) => Ok((runtime, image)),
+            Err(NotUnpacked { error, file }) => {
+                let as_it_is = file.zip(self.runtime(common, Form::Packed).ok());
+                let Some((file, runtime)) = as_it_is else { return Err(error) };
+                warn(format!("image {} is used packed: {}", file.display(), error.message));
+                Ok((runtime, Image::File(file)))
+            }
+        }
+    }
+
+    /// Returns the name of an instance's image, as results tell it.
+    pub(crate) fn image_name(&self, instance: &Instance) -> String {
+        let named = instance.common().ok().and_then(|common| common.image);
+        named.unwrap_or_else(|| self.runtimes.default_image())
     }
 
     /// Returns what a job is started with that asks for nothing, and the runtime that starts it; nothing where such a job is
-    /// refused, because each has to name an image.
+    /// refused, because each has to name an image. From then on all such jobs start from that very image, which the store does
+    /// not remove while this environment lives.
     ///
     /// # Errors
     /// When the server's own image is not there or does not unpack.
@@ -237,8 +275,8 @@ impl Environment {
             let Ok(runtime) = self.runtime(&common, Form::Host) else { return Ok(None) };
             return Ok(Some((runtime, SandboxSpec::new(&self.guest))));
         }
-        let runtime = self.runtime(&common, self.form_of(&found)).map_err(|problem| refused(&problem))?;
-        let image = found.unpacked(self.unpacker.as_ref()).await?;
+        let warn = |warning: String| tracing::warn!("{warning}");
+        let (runtime, image) = self.started_from(&common, found, warn).await?;
         Ok(Some((runtime, SandboxSpec { image, ..SandboxSpec::new(&self.guest) })))
     }
 

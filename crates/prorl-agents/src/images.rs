@@ -10,11 +10,14 @@ use prorl_core::FailureClass;
 use prorl_pipeline::StageError;
 use prorl_sandbox::{
     Image,
-    images::{Quiet, Source, Unpacker},
-    store::{ImageName, ImageStore, StoredImage},
+    images::{ImageError, Quiet, Source, Unpacker, is_packed},
+    store::{ImageName, ImageStore, StoreError, StoredImage},
 };
 
 use crate::{PathPolicy, runtimes::HOST_IMAGE};
+
+/// Beginnings of sources that a job can use only once they are in the store.
+const SCHEMES: [&str; 3] = ["docker://", "docker-archive:", "oci:"];
 
 /// How many names of a store are listed to somebody who asked for one that it does not have.
 const LISTED_NAMES: usize = 10;
@@ -48,7 +51,7 @@ pub(crate) fn find(word: &Path, paths: &PathPolicy, store: Option<&ImageStore>) 
         if let Some(image) = named(text, store)? {
             return Ok(Found::Stored(image));
         }
-        if text.starts_with("docker://") {
+        if SCHEMES.iter().any(|scheme| text.starts_with(scheme)) {
             return Err(format!("{text} is not in the store; unpack it first: prorl image unpack {text}"));
         }
         if name_of(text).is_some() && !word.exists() {
@@ -61,10 +64,10 @@ pub(crate) fn find(word: &Path, paths: &PathPolicy, store: Option<&ImageStore>) 
         return Err(format!("expected {expected}, found {text}: build or pull it first"));
     }
     let resolved = paths.check(word)?;
-    if resolved.is_dir() {
-        Ok(Found::Folder(resolved))
-    } else if resolved.is_file() {
+    if is_packed(&resolved) {
         Ok(Found::Packed(resolved))
+    } else if resolved.is_dir() {
+        Ok(Found::Folder(resolved))
     } else {
         Err(format!("expected an unpacked image folder, a .sif or a squashfs, found {}", resolved.display()))
     }
@@ -77,7 +80,7 @@ fn named(text: &str, store: &ImageStore) -> Result<Option<StoredImage>, String> 
 
 /// The name that a word may be in a store; a registry's image is there by the name that it is given when it is fetched.
 fn name_of(text: &str) -> Option<ImageName> {
-    if text.starts_with("docker://") {
+    if SCHEMES.iter().any(|scheme| text.starts_with(scheme)) {
         return Source::parse(text).ok().map(|source| source.default_name());
     }
     ImageName::try_from(text.to_owned()).ok()
@@ -104,6 +107,28 @@ fn with_causes(error: &(dyn Error + 'static)) -> String {
     StageError::new(FailureClass::Image, error).message
 }
 
+/// Why a packed image is not in the store.
+pub(crate) struct NotUnpacked {
+    pub(crate) error: StageError,
+    /// The image as it is, where only the store is at fault.
+    pub(crate) file: Option<PathBuf>,
+}
+
+impl From<StageError> for NotUnpacked {
+    fn from(error: StageError) -> Self {
+        Self { error, file: None }
+    }
+}
+
+/// Tells whether the store could not be written, be it to this caller or to another that it waited for.
+fn is_the_stores(error: &ImageError) -> bool {
+    match error {
+        ImageError::Store(error) => matches!(error, StoreError::ReadOnly { .. } | StoreError::Io { .. }),
+        ImageError::Shared(error) => is_the_stores(error),
+        _ => false,
+    }
+}
+
 impl Found {
     /// Returns it as what a sandbox is started from. With an `unpacker` a packed image is unpacked into the store, once.
     ///
@@ -112,7 +137,7 @@ impl Found {
     ///
     /// # Cancel safety
     /// As that of [`Unpacker::unpack_async`].
-    pub(crate) async fn unpacked(self, unpacker: Option<&Unpacker>) -> Result<Image, StageError> {
+    pub(crate) async fn unpacked(self, unpacker: Option<&Unpacker>) -> Result<Image, NotUnpacked> {
         let path = match self {
             Self::Host => return Ok(Image::Host),
             Self::Stored(image) => return Ok(Image::Stored(image)),
@@ -122,10 +147,13 @@ impl Found {
         let Some(unpacker) = unpacker else { return Ok(Image::File(path)) };
         let Some(text) = path.to_str() else {
             let problem = format!("image {} has a name that is no UTF-8", path.display());
-            return Err(StageError::text(FailureClass::Image, problem));
+            return Err(StageError::text(FailureClass::Image, problem).into());
         };
-        let refused = |err| StageError::new(FailureClass::Image, &err);
-        let source = Source::parse(text).map_err(refused)?;
-        unpacker.unpack_async(source, Arc::new(Quiet)).await.map(Image::Stored).map_err(refused)
+        let refused = |err: &ImageError| StageError::new(FailureClass::Image, err);
+        let source = Source::parse(text).map_err(|err| refused(&err))?;
+        match unpacker.unpack_async(source, Arc::new(Quiet)).await {
+            Ok(image) => Ok(Image::Stored(image)),
+            Err(err) => Err(NotUnpacked { error: refused(&err), file: is_the_stores(&err).then_some(path) }),
+        }
     }
 }

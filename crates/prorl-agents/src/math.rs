@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use prorl_core::{FailureClass, Instance, JobRequest, Malformed, SandboxHandle, request::kind_of};
+use prorl_core::{FailureClass, Instance, JobRequest, JobResult, Malformed, SandboxHandle, request::kind_of};
 use prorl_pipeline::{AgentHandler, Evaluation, JobContext, Prepared, RunOutput, Shared, StageError};
 use prorl_tools::host::Toolbox;
 use serde_json::{Map, Value, json};
@@ -98,8 +98,7 @@ impl AgentHandler for Math {
         // Loaded here, so that a broken folder is found before a backend waits for it.
         self.env.tokenizer(job).await?;
         let sandbox = prepare::sandbox(&self.env, job).await?;
-        let image = job.instance().common().ok().and_then(|common| common.image);
-        let image = image.unwrap_or_else(|| self.env.runtimes.default_image());
+        let image = self.env.image_name(job.instance());
         // Not a failure, since the policy is told by the tool; but whoever chose the image should know.
         let hello = &sandbox.facts().hello;
         let offered = toolbox(job.instance()).map_err(|err| StageError::new(FailureClass::Handler, &err))?;
@@ -142,6 +141,14 @@ impl AgentHandler for Math {
             json!({"answer": grade.answer, "ground_truth": truth, "verdict": grade.verdict, "reason": grade.reason});
         let report: Map<String, Value> = report.as_object().cloned().unwrap_or_default();
         Ok(Evaluation { reward: grade.reward, report })
+    }
+
+    async fn final_result(&self, job: &JobContext, mut draft: JobResult) -> JobResult {
+        if draft.image.is_empty() {
+            // Init came to nothing, and the instance names none.
+            draft.image = self.env.image_name(job.instance());
+        }
+        draft
     }
 }
 

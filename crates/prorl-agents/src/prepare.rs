@@ -3,16 +3,20 @@
 //! An instance's `setup` is a bash script. Where the job has a `group_id` and the server a store, it runs in one sandbox of
 //! the group, whose writable layer is then frozen, and the sandboxes of all jobs start on top of that layer. So what it does
 //! must not depend on which job of the group it runs for, and it may leave no process running. `/tmp` and `/dev/shm` are
-//! each sandbox's own and not part of the layer.
+//! each sandbox's own and not part of the layer. Where the store turns out to take no layer, each job is set up by itself, and
+//! its result says why.
 
-use std::{sync::Arc, time::Duration};
+use std::{error::Error, io::ErrorKind, sync::Arc, time::Duration};
 
 use prorl_core::{
     FailureClass, Instance, JobRequest, Malformed,
     request::{CommonFields, kind_of},
 };
 use prorl_pipeline::{JobContext, Shared, StageError};
-use prorl_sandbox::{FreezeError, Image, store::Layer};
+use prorl_sandbox::{
+    FreezeError, Image,
+    store::{ImageStore, Layer, StoreError},
+};
 use prorl_tools::{
     host::{ExecOutput, ExecSpec, ToolClient},
     wire::ExitStatus,
@@ -66,12 +70,12 @@ pub fn shared_by(env: &Environment, request: &JobRequest) -> Option<String> {
     env.unpacker.as_ref()?;
     let script = setup(&request.instance).ok()??;
     let common = request.instance.common().ok()?;
-    Some(key(&common, &env.runtimes.default_image(), script))
+    Some(key(&common, script))
 }
 
-fn key(common: &CommonFields, default_image: &str, script: &str) -> String {
+fn key(common: &CommonFields, script: &str) -> String {
     let CommonFields { image, runtime, fakeroot, limits, network, tools: _, system_prompt: _ } = common;
-    let image = image.as_deref().unwrap_or(default_image);
+    // No image is not the same as the name of the server's own: that may have come to mean another.
     let key = json!({
         "image": image, "runtime": runtime, "fakeroot": fakeroot, "network": network, "limits": limits, "setup": script,
     });
@@ -79,7 +83,7 @@ fn key(common: &CommonFields, default_image: &str, script: &str) -> String {
 }
 
 /// Does what a handler's [`init_shared`](prorl_pipeline::AgentHandler::init_shared) is to do: sets one sandbox up and keeps
-/// what it has written.
+/// what it has written. Where the store cannot keep it there is nothing to start from, and a warning for each job.
 ///
 /// # Errors
 /// Of class `handler` when the script fails or leaves something running, else with the class of what went wrong.
@@ -90,21 +94,53 @@ pub async fn share(env: &Environment, job: &JobContext) -> Result<Shared, StageE
     let (Some(unpacker), Some(script)) = (&env.unpacker, script_of(job)?) else {
         return Err(StageError::text(FailureClass::Internal, "there is nothing to share"));
     };
+    // Asked first, so that no setup runs in vain.
+    if let Err(error) = takes_layers(&unpacker.store).await? {
+        return Ok(nothing_shared(&error));
+    }
     let (runtime, image) = env.image(job).await?;
     let mut spec = env.sandbox_spec(job, image.clone())?;
     spec.freezable = true;
     let sandbox = AgentSandbox::start(&**runtime, &spec).await?;
     let frozen = async {
         sandbox.while_alive(run_setup(job, sandbox.tools(), script)).await?;
-        sandbox.freeze(&unpacker.store).await.map_err(|err| not_frozen(&err))
+        Ok(sandbox.freeze(&unpacker.store).await)
     };
-    match frozen.await {
-        Ok(layer) => Ok(Shared::new(Ground { image, layer })),
-        Err(error) => {
-            job.adopt(sandbox); // so that its end is proven
-            Err(error)
+    let error = match frozen.await {
+        Ok(Ok(layer)) => return Ok(Shared::new(Ground { image, layer })),
+        Ok(Err(error)) if is_the_stores(&error) => Ok(nothing_shared(&error)),
+        Ok(Err(error)) => Err(not_frozen(&error)),
+        Err(error) => Err(error),
+    };
+    job.adopt(sandbox); // so that its end is proven
+    error
+}
+
+/// Finds out whether a store can be written, by making the place of a layer.
+async fn takes_layers(store: &ImageStore) -> Result<Result<(), StoreError>, StageError> {
+    let store = store.clone();
+    let staged = tokio::task::spawn_blocking(move || store.stage_layer().map(drop)).await;
+    staged.map_err(|join| StageError::text(FailureClass::Internal, format!("the store broke: {join}")))
+}
+
+/// Tells whether it was the store that had no place for a layer, or no room.
+fn is_the_stores(error: &FreezeError) -> bool {
+    use ErrorKind::{QuotaExceeded, ReadOnlyFilesystem, StorageFull};
+    match error {
+        FreezeError::Store(_) => true,
+        FreezeError::Copy { source, .. } => {
+            matches!(source.kind(), QuotaExceeded | ReadOnlyFilesystem | StorageFull)
         }
+        _ => false,
     }
+}
+
+/// What a group has whose store keeps nothing for it: [`sandbox`] sets each job up by itself.
+fn nothing_shared(why: &(dyn Error + 'static)) -> Shared {
+    let why = StageError::new(FailureClass::Sandbox, why).message;
+    let mut shared = Shared::default();
+    shared.warnings.push(format!("setup ran for this job alone, since its group can share nothing: {why}"));
+    shared
 }
 
 /// Starts the sandbox that a job asks for, set up: on what its group shares, or by a setup of its own.
@@ -184,7 +220,12 @@ fn last_lines(text: &str) -> &str {
     let newlines = text.char_indices().rev().filter(|(_, c)| *c == '\n').map(|(at, _)| at + 1);
     let by_lines = newlines.take(SHOWN_LINES).nth(SHOWN_LINES - 1).unwrap_or(0);
     let by_chars = text.char_indices().rev().nth(SHOWN_CHARS - 1).map_or(0, |(at, _)| at);
-    &text[by_lines.max(by_chars)..]
+    if by_chars <= by_lines || text[..by_chars].ends_with('\n') {
+        return &text[by_chars.max(by_lines)..];
+    }
+    // From the first line that begins within the limit, if one does.
+    let shown = &text[by_chars..];
+    shown.split_once('\n').map_or(shown, |(_, lines)| lines)
 }
 
 fn not_frozen(error: &FreezeError) -> StageError {
@@ -224,12 +265,13 @@ mod tests {
     fn everything_that_decides_the_state_tells_groups_apart() {
         let key_of = |script: &str, fields: Value| {
             let Value::Object(fields) = fields else { unreachable!("tests give objects") };
-            key(&Instance(fields).common().unwrap(), "host", script)
+            key(&Instance(fields).common().unwrap(), script)
         };
         let one = key_of("a", json!({}));
-        assert_eq!(one, key_of("a", json!({"image": "host", "tools": ["bash"], "system_prompt": "x", "n": 1})));
+        assert_eq!(one, key_of("a", json!({"image": null, "tools": ["bash"], "system_prompt": "x", "n": 1})));
         for (script, fields) in [
             ("b", json!({})),
+            ("a", json!({"image": "host"})),
             ("a", json!({"image": "python"})),
             ("a", json!({"runtime": "singularity"})),
             ("a", json!({"fakeroot": true})),
@@ -247,5 +289,8 @@ mod tests {
         let many: Vec<String> = (1..=30).map(|line| line.to_string()).collect();
         assert_eq!(last_lines(&many.join("\n")), many[20..].join("\n"));
         assert_eq!(last_lines(&"ä".repeat(3000)), "ä".repeat(SHOWN_CHARS));
+        let [long, short] = [600, 399].map(|n_chars| "ä".repeat(n_chars));
+        assert_eq!(last_lines(&format!("{long}\n{long}")), long, "no line is cut where another fits");
+        assert_eq!(last_lines(&format!("x\n{long}\n{short}")), format!("{long}\n{short}"), "just the limit");
     }
 }

@@ -17,6 +17,9 @@ use crate::{
 /// How long a sandbox may live when nothing else is said. Whoever needs more says so; nothing lives for ever by mistake.
 const MAX_LIFE: Duration = Duration::from_hours(24);
 
+/// Longest variable of an image that is passed on, in bytes: a program with a longer one (128 KiB) cannot be executed.
+const MAX_VARIABLE: usize = (128 << 10) - 1;
+
 /// How many layers a sandbox can stand on. Their names have to fit into what one mount can be told.
 const MAX_LAYERS: usize = 64;
 
@@ -33,7 +36,8 @@ pub enum Image {
     Directory(PathBuf),
     /// An image in one file: a `.sif` of Singularity, or a squashfs. It needs a launcher that can mount it.
     File(PathBuf),
-    /// An unpacked image of a store, which keeps it while the spec or the sandbox lives.
+    /// An unpacked image of a store, which keeps it while the spec or the sandbox lives. The variables that it is known to set
+    /// ([`Filled::env`](crate::store::Filled::env)) are set inside, but for those that no program could be given.
     Stored(StoredImage),
 }
 
@@ -63,8 +67,9 @@ pub struct SandboxSpec {
     pub freezable: bool,
     /// Host name inside: 1 to 63 letters, digits and `-`.
     pub hostname: String,
-    /// Environment of everything inside, over the standard one (`PATH`, `HOME`, `USER`, `LOGNAME`, `SHELL`, `LANG`, `TERM`).
-    /// Nothing of the host's environment is there. It never appears in an argument list.
+    /// Environment of everything inside, over the standard one (`PATH`, `HOME`, `USER`, `LOGNAME`, `SHELL`, `LANG`, `TERM`)
+    /// and over that of an image of a store, see [`Image::Stored`]. Nothing of the host's environment is there. It never
+    /// appears in an argument list.
     pub env: Vec<(String, String)>,
     /// Whether the user inside is 0. It is then root over its own files only; outside it stays the ordinary user.
     /// The hello says which other ids it has: a range, where `/etc/subuid` and `newuidmap` give one, or none, where giving
@@ -118,7 +123,7 @@ impl SandboxSpec {
             needs_range: needs_range.map(|record| record.id.clone()),
             freezable: self.freezable,
             hostname: self.hostname.clone(),
-            env: self.env.clone(),
+            env: self.variables(),
             fakeroot: self.fakeroot,
             network: self.network,
             layer_bytes: self.layer_bytes,
@@ -130,6 +135,19 @@ impl SandboxSpec {
             loopback: None,
             outer_namespace: None,
         })
+    }
+
+    /// Returns the image's variables and then its own, so that its own win. What is wrong with an image's is no fault of whoever
+    /// starts it.
+    fn variables(&self) -> Vec<(String, String)> {
+        let of_image = match &self.image {
+            Image::Stored(image) => image.filled().env.as_slice(),
+            Image::Host | Image::Directory(_) | Image::File(_) => &[],
+        };
+        let is_usable = |(name, value): &&(String, String)| {
+            is_name(name) && !value.contains('\0') && name.len() + value.len() + "=".len() < MAX_VARIABLE
+        };
+        of_image.iter().filter(is_usable).chain(&self.env).cloned().collect()
     }
 
     /// Checks that the files are there, and returns those that the guest must find, their links resolved: it looks for them
@@ -213,7 +231,7 @@ impl SandboxSpec {
             return Err(invalid("hostname", format!("{:?} is not 1 to 63 letters, digits and '-'", self.hostname)));
         }
         for (name, value) in &self.env {
-            if name.is_empty() || name.contains(|c: char| c == '=' || c.is_control()) {
+            if !is_name(name) {
                 return Err(invalid("env", format!("{name:?} is no name of a variable")));
             }
             if value.contains('\0') {
@@ -237,6 +255,11 @@ impl SandboxSpec {
         }
         self.binds.iter().try_for_each(check_bind)
     }
+}
+
+/// Tells whether a variable can have this name.
+fn is_name(name: &str) -> bool {
+    !name.is_empty() && !name.contains(|c: char| c == '=' || c.is_control())
 }
 
 /// A base in words.
@@ -282,4 +305,29 @@ fn no_nul(what: &'static str, path: &Path) -> Result<(), SandboxError> {
 
 fn invalid(what: &'static str, reason: String) -> SandboxError {
     SandboxError::Invalid { what, reason }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::{Digest, Filled, ImageStore, SourceKey, StoreConfig};
+
+    #[test]
+    fn variables_of_an_image_are_set_below_those_of_the_spec() {
+        let pair = |name: &str, value: &str| (name.to_owned(), value.to_owned());
+        let folder = tempfile::tempdir().unwrap();
+        let store = ImageStore::open(StoreConfig::new(folder.path().join("store"))).unwrap();
+        let long = "x".repeat(MAX_VARIABLE);
+        let unusable = [pair("", "a"), pair("A=B", "a"), pair("A\0", "a"), pair("NUL", "\0"), pair("LONG", &long)];
+        let env = [pair("PATH", "/opt/bin"), pair("MODE", "image")].into_iter().chain(unusable).collect();
+        let (digest, source) = (Digest::from_bytes([1; 32]), "one".to_owned());
+        let filled = Filled { digest, source, entries: 0, bytes: 0, env, notes: Vec::new() };
+        let made = store.ensure(&SourceKey::new("one"), &|| false, &|_| {}, |_| Ok::<_, io::Error>(filled));
+        let mut spec = SandboxSpec::new("/proc/self/exe");
+        spec.env = vec![pair("MODE", "spec")];
+        assert_eq!(spec.to_setup(None).unwrap().env, spec.env);
+        spec.image = Image::Stored(made.unwrap());
+        let expected = [pair("PATH", "/opt/bin"), pair("MODE", "image"), pair("MODE", "spec")];
+        assert_eq!(spec.to_setup(None).unwrap().env, expected);
+    }
 }

@@ -113,6 +113,11 @@ fn flatten(value: &Value, path: &str, lines: &mut Vec<[String; 2]>) {
                 flatten(value, &format!("{path}{dot}{name}"), lines);
             }
         }
+        Value::Array(values) if !values.is_empty() => {
+            for (idx, value) in values.iter().enumerate() {
+                flatten(value, &format!("{path}[{idx}]"), lines);
+            }
+        }
         Value::Null => lines.push([path.to_owned(), "-".to_owned()]),
         Value::String(text) => lines.push([path.to_owned(), text.clone()]),
         value => lines.push([path.to_owned(), value.to_string()]),
@@ -126,7 +131,19 @@ mod tests {
     #[test]
     fn a_table_has_a_line_for_each_value() {
         let mut lines = Vec::new();
-        flatten(&serde_json::json!({"a": {"b_ms": 1.5, "c": null}, "d": "text"}), "", &mut lines);
-        assert_eq!(lines, [["a.b_ms", "1.5"], ["a.c", "-"], ["d", "text"]].map(|line| line.map(str::to_owned)));
+        let report = serde_json::json!({
+            "a": {"b_ms": 1.5, "c": null}, "d": "text", "e": [{"f": 1}, {"f": 2}], "g": [3], "h": []
+        });
+        flatten(&report, "", &mut lines);
+        let expected = [
+            ["a.b_ms", "1.5"],
+            ["a.c", "-"],
+            ["d", "text"],
+            ["e[0].f", "1"],
+            ["e[1].f", "2"],
+            ["g[0]", "3"],
+            ["h", "[]"],
+        ];
+        assert_eq!(lines, expected.map(|line| line.map(str::to_owned)));
     }
 }

@@ -55,7 +55,13 @@ Examples:
   prorl image build my.def --cache lock --lock requirements.txt";
 
 /// The folder of a store where builders keep what they remember.
-const STATE: &str = "builds";
+pub(super) const STATE: &str = "builds";
+
+impl Args {
+    pub(super) fn store(&self) -> Option<&StoreArgs> {
+        (!self.templates).then_some(&self.store)
+    }
+}
 
 pub(super) async fn main(args: Args) -> anyhow::Result<ExitCode> {
     if args.templates {
@@ -86,7 +92,7 @@ pub(super) async fn main(args: Args) -> anyhow::Result<ExitCode> {
     bar.clear();
     if args.json {
         output::say(json!({
-            "path": built.path,
+            "path": built.path.to_string_lossy(),
             "digest": built.digest.as_str(),
             "reused": built.reused,
             "reason": built.reason,

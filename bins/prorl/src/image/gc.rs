@@ -4,18 +4,22 @@ use std::{process::ExitCode, time::Duration};
 
 use anyhow::Context;
 use prorl_guest::Guest;
-use prorl_sandbox::store::{Collect, Digest, ImageName, ImageStore};
+use prorl_sandbox::{
+    images::{BuilderConfig, ImageBuilder},
+    store::{Collect, Collected, Digest, ImageEntry, ImageName, ImageStore},
+};
 use serde_json::json;
 
+use super::{SHORT_DIGITS, build::STATE, short, show_names};
 use crate::{
     output,
-    stores::{StoreArgs, parse_size, show_size},
+    stores::{StoreArgs, parse_size, show_count, show_size},
 };
 
 /// Arguments of `prorl image gc`.
 #[derive(clap::Args)]
 pub(super) struct Args {
-    /// Images to remove, by name or digest.
+    /// Images to remove, by name, or by at least the 12 digits of a digest that `list` shows.
     #[arg(value_name = "IMAGE")]
     images: Vec<String>,
     /// Remove images, the one unused for longest first, until the store is no larger than this, such as 20G.
@@ -34,12 +38,27 @@ pub(super) struct Args {
     json: bool,
 }
 
+impl Args {
+    pub(super) fn store(&self) -> &StoreArgs {
+        &self.store
+    }
+}
+
 pub(super) fn main(args: &Args) -> anyhow::Result<ExitCode> {
+    // Where there is no store nothing is removed, and none is made for that.
+    if args.store.is_missing()? {
+        if let Some(image) = args.images.first() {
+            anyhow::bail!("the store {} has no image {image}", args.store.dir()?.display());
+        }
+        tell(args, &Collected::default(), &[]);
+        return Ok(ExitCode::SUCCESS);
+    }
     let guest = Guest::install().context("the guest program cannot be made executable")?;
     let store = args.store.open(&guest, None)?;
+    let images = store.list()?;
     let mut named = Vec::new();
     for image in &args.images {
-        match find(&store, image)? {
+        match find(&images, image)? {
             Some(digest) => named.push(digest),
             None => anyhow::bail!("the store {} has no image {image}", store.dir().display()),
         }
@@ -47,17 +66,12 @@ pub(super) fn main(args: &Args) -> anyhow::Result<ExitCode> {
     let wanted =
         Collect { max_bytes: args.max_size, unused_for: args.unused_for, remove: named.clone(), dry_run: args.dry_run };
     let done = store.collect(&wanted)?;
+    if !args.dry_run {
+        sweep_builds(&guest, &store);
+    }
+    tell(args, &done, &images);
     let kept: Vec<_> = named.iter().filter(|digest| done.in_use.contains(digest)).collect();
-    if args.json {
-        output::say(json!({
-            "removed": done.removed.iter().map(Digest::as_str).collect::<Vec<_>>(),
-            "in_use": done.in_use.iter().map(Digest::as_str).collect::<Vec<_>>(),
-            "freed_bytes": done.freed_bytes,
-            "dry_run": args.dry_run,
-        }));
-    } else {
-        let verb = if args.dry_run { "would remove" } else { "removed" };
-        output::say(format_args!("{verb} {} images, {}", done.removed.len(), show_size(done.freed_bytes)));
+    if !args.json {
         for digest in &kept {
             output::note(format_args!("{digest} is in use and stays"));
         }
@@ -65,15 +79,59 @@ pub(super) fn main(args: &Args) -> anyhow::Result<ExitCode> {
     Ok(if kept.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
+/// Tells what was removed of the images that there were.
+fn tell(args: &Args, done: &Collected, images: &[ImageEntry]) {
+    if args.json {
+        output::say(json!({
+            "removed": done.removed.iter().map(Digest::as_str).collect::<Vec<_>>(),
+            "in_use": done.in_use.iter().map(Digest::as_str).collect::<Vec<_>>(),
+            "layers": done.layers,
+            "leftovers": done.n_leftovers,
+            "left": done.left,
+            "freed_bytes": done.freed_bytes,
+            "dry_run": args.dry_run,
+        }));
+        return;
+    }
+    let verb = if args.dry_run { "would remove" } else { "removed" };
+    for image in images.iter().filter(|image| done.removed.contains(&image.digest)) {
+        output::say(format_args!("{verb} {}  {}  {}", show_names(image), short(&image.digest), image.filled.source));
+    }
+    let mut total = show_count(done.removed.len() as u64, "image");
+    if !done.layers.is_empty() {
+        total = format!("{total} and {}", show_count(done.layers.len() as u64, "layer"));
+    }
+    output::say(format_args!("{verb} {total}, {}", show_size(done.freed_bytes)));
+    if done.n_leftovers > 0 {
+        output::note(format_args!("{verb} {} of dead processes", show_count(done.n_leftovers as u64, "leftover")));
+    }
+    for problem in &done.left {
+        output::note(format_args!("note: {problem}"));
+    }
+}
+
+/// Removes what builds have left that were ended.
+fn sweep_builds(guest: &Guest, store: &ImageStore) {
+    let state = store.dir().join(STATE);
+    if !state.is_dir() {
+        return;
+    }
+    // A new builder begins with it.
+    if let Err(problem) = ImageBuilder::new(BuilderConfig::new(guest.path(), state)) {
+        output::note(format_args!("what builds have left stays: {:#}", anyhow::Error::new(problem)));
+    }
+}
+
 /// Finds an image by its name, or by the first digits of its digest where they are one image's alone.
-fn find(store: &ImageStore, given: &str) -> anyhow::Result<Option<Digest>> {
-    let images = store.list()?;
+fn find(images: &[ImageEntry], given: &str) -> anyhow::Result<Option<Digest>> {
     let name = ImageName::try_from(given.to_owned()).ok();
     if let Some(image) = images.iter().find(|image| image.names.iter().any(|own| Some(own) == name.as_ref())) {
         return Ok(Some(image.digest.clone()));
     }
+    // Fewer digits could be a name with a typing error.
     let digits = given.strip_prefix("sha256:").unwrap_or(given);
-    let mut found = images.iter().filter(|image| !digits.is_empty() && image.digest.hex().starts_with(digits));
+    let mut found =
+        images.iter().filter(|image| digits.len() >= SHORT_DIGITS && image.digest.hex().starts_with(digits));
     match (found.next(), found.next()) {
         (Some(image), None) => Ok(Some(image.digest.clone())),
         (Some(_), Some(_)) => anyhow::bail!("{given} is the beginning of several digests"),

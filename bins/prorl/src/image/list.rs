@@ -11,13 +11,11 @@ use prorl_guest::Guest;
 use prorl_sandbox::store::ImageEntry;
 use serde_json::{Value, json};
 
+use super::{short, show_names};
 use crate::{
     output,
-    stores::{StoreArgs, show_size},
+    stores::{StoreArgs, show_count, show_size},
 };
-
-/// How much of a digest is shown to people.
-const SHORT_DIGITS: usize = 12;
 
 /// Arguments of `prorl image list`.
 #[derive(clap::Args)]
@@ -29,22 +27,34 @@ pub(super) struct Args {
     json: bool,
 }
 
+impl Args {
+    pub(super) fn store(&self) -> &StoreArgs {
+        &self.store
+    }
+}
+
 pub(super) fn main(args: &Args) -> anyhow::Result<ExitCode> {
-    let guest = Guest::install().context("the guest program cannot be made executable")?;
-    let store = args.store.open(&guest, None)?;
-    let (images, layers) = (store.list()?, store.list_layers()?);
+    let dir = args.store.dir()?;
+    // A look makes no store.
+    let (images, layers) = if args.store.is_missing()? {
+        (Vec::new(), Vec::new())
+    } else {
+        let guest = Guest::install().context("the guest program cannot be made executable")?;
+        let store = args.store.open(&guest, None)?;
+        (store.list()?, store.list_layers()?)
+    };
     if args.json {
         let images: Vec<_> = images.iter().map(for_programs).collect();
-        output::say(json!({"store": store.dir(), "images": images, "layers": layers.len()}));
+        output::say(json!({"store": dir.to_string_lossy(), "images": images, "layers": layers.len()}));
         return Ok(ExitCode::SUCCESS);
     }
     if images.is_empty() {
-        output::note(format_args!("{} holds no image; `prorl image unpack` brings one", store.dir().display()));
+        output::note(format_args!("{} holds no image; `prorl image unpack` brings one", dir.display()));
     } else {
         output::say(table(&images));
     }
     if !layers.is_empty() {
-        output::note(format_args!("and {} layers of running groups", layers.len()));
+        output::note(format_args!("and {} of running groups", show_count(layers.len() as u64, "layer")));
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -53,10 +63,9 @@ fn table(images: &[ImageEntry]) -> Table {
     let mut table = Table::new();
     table.load_preset(NOTHING).set_header(["NAME", "DIGEST", "SIZE", "FILES", "USED", "IN USE", "SOURCE"]);
     for image in images {
-        let names: Vec<_> = image.names.iter().map(ToString::to_string).collect();
         table.add_row([
-            if names.is_empty() { "-".to_owned() } else { names.join(" ") },
-            image.digest.hex().chars().take(SHORT_DIGITS).collect(),
+            show_names(image),
+            short(&image.digest),
             show_size(image.size),
             image.filled.entries.to_string(),
             ago(image.last_used),
@@ -89,7 +98,7 @@ fn for_programs(image: &ImageEntry) -> Value {
     json!({
         "names": image.names.iter().map(prorl_sandbox::store::ImageName::as_str).collect::<Vec<_>>(),
         "digest": image.digest.as_str(),
-        "path": image.root,
+        "path": image.root.to_string_lossy(),
         "source": image.filled.source,
         "entries": image.filled.entries,
         "bytes": image.filled.bytes,

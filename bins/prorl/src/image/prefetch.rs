@@ -7,7 +7,7 @@ use std::{
     num::NonZeroUsize,
     path::{Path, PathBuf},
     process::ExitCode,
-    sync::Arc,
+    sync::{Arc, Mutex, PoisonError},
 };
 
 use anyhow::Context;
@@ -16,16 +16,26 @@ use prorl_agents::runtimes::HOST_IMAGE;
 use prorl_guest::Guest;
 use prorl_sandbox::{
     images::{ImageError, Progress, Source, Unpacker},
-    store::{ImageName, ImageStore},
+    store::{ImageName, ImageStore, StoredImage},
 };
 use serde_json::{Map, Value, json};
 use tokio::task::JoinSet;
 
 use super::{UnpackArgs, bar::Bar};
-use crate::{output, stop::Signals};
+use crate::{
+    output,
+    stop::Signals,
+    stores::{StoreArgs, show_count},
+};
 
 /// How many of the lines that name an image are told.
 const SHOWN_LINES: usize = 5;
+
+/// How an image of a registry begins.
+const REGISTRY: &str = "docker://";
+
+/// How a text begins that says where an image comes from and is no path.
+const SCHEMES: [&str; 3] = [REGISTRY, "docker-archive:", "oci:"];
 
 /// Arguments of `prorl image prefetch`.
 #[derive(clap::Args)]
@@ -45,7 +55,7 @@ pub(super) struct Args {
 
 /// What became of one image.
 enum End {
-    /// It was in the store already, or is the host.
+    /// It was there already: in the store, or as an unpacked folder.
     Present,
     Unpacked,
     /// It is nowhere to be found.
@@ -54,21 +64,32 @@ enum End {
     Failed(String),
 }
 
+impl Args {
+    pub(super) fn store(&self) -> &StoreArgs {
+        &self.unpack.store
+    }
+}
+
 pub(super) async fn main(args: Args) -> anyhow::Result<ExitCode> {
     let named = read_images(&args.data)?;
     let mut signals = Signals::take()?;
     let guest = Guest::install().context("the guest program cannot be made executable")?;
     let store = args.unpack.store.open(&guest, args.unpack.owner()?)?;
-    let unpacker = Arc::new(args.unpack.unpacker(store.clone(), args.jobs.get()));
+    let fetcher = Arc::new(Fetcher {
+        unpacker: args.unpack.unpacker(store.clone(), args.jobs.get()),
+        store,
+        bars: MultiProgress::with_draw_target(ProgressDrawTarget::stderr()),
+        naming: Mutex::default(),
+    });
     let ends = tokio::select! {
-        ends = fetch_all(&args, &named, &store, &unpacker) => ends?,
+        ends = fetch_all(&args, &named, &fetcher) => ends?,
         // Images that are in the store by now stay there, so that the next try goes on from here.
         signal = signals.next() => anyhow::bail!("ended by {signal}; the same command goes on where this one was ended"),
     };
     Ok(tell(&args, &named, &ends))
 }
 
-/// Returns the images that the tasks name, each with the numbers of its lines.
+/// Returns the images that the tasks name beside the host, each with the numbers of its lines.
 fn read_images(path: &Path) -> anyhow::Result<BTreeMap<String, Vec<usize>>> {
     let name = path.display();
     let file = File::open(path).with_context(|| format!("failed to open {name}"))?;
@@ -88,6 +109,7 @@ fn read_images(path: &Path) -> anyhow::Result<BTreeMap<String, Vec<usize>>> {
         };
         match instance.get("image") {
             None | Some(Value::Null) => {}
+            Some(Value::String(image)) if image == HOST_IMAGE => {}
             Some(Value::String(image)) => named.entry(image.clone()).or_default().push(idx + 1),
             Some(other) => anyhow::bail!("{}: image: expected text, found {other}", at()),
         }
@@ -95,15 +117,22 @@ fn read_images(path: &Path) -> anyhow::Result<BTreeMap<String, Vec<usize>>> {
     Ok(named)
 }
 
+/// What brings images into the store.
+struct Fetcher {
+    store: ImageStore,
+    unpacker: Unpacker,
+    bars: MultiProgress,
+    /// Held from the look at who has a name to its giving, so that two images of one name are told from each other.
+    naming: Mutex<()>,
+}
+
 /// Brings all images into the store, so many at a time.
 async fn fetch_all(
     args: &Args,
     named: &BTreeMap<String, Vec<usize>>,
-    store: &ImageStore,
-    unpacker: &Arc<Unpacker>,
+    fetcher: &Arc<Fetcher>,
 ) -> anyhow::Result<BTreeMap<String, End>> {
-    let bars = MultiProgress::with_draw_target(ProgressDrawTarget::stderr());
-    let all = bars.add(output::progress(named.len() as u64, "images"));
+    let all = fetcher.bars.add(output::progress(named.len() as u64, "images"));
     let mut left = named.keys();
     let mut running = JoinSet::new();
     let mut ends = BTreeMap::new();
@@ -111,9 +140,9 @@ async fn fetch_all(
         while running.len() < args.jobs.get()
             && let Some(image) = left.next()
         {
-            let (image, store, unpacker, bars) = (image.clone(), store.clone(), Arc::clone(unpacker), bars.clone());
+            let (image, fetcher) = (image.clone(), Arc::clone(fetcher));
             running.spawn(async move {
-                let end = fetch(&image, &store, &unpacker, &bars).await;
+                let end = fetcher.fetch(&image).await;
                 (image, end)
             });
         }
@@ -126,48 +155,63 @@ async fn fetch_all(
     Ok(ends)
 }
 
-async fn fetch(image: &str, store: &ImageStore, unpacker: &Unpacker, bars: &MultiProgress) -> End {
-    if image == HOST_IMAGE {
-        return End::Present;
-    }
-    if let Ok(name) = ImageName::try_from(image.to_owned()) {
-        match store.named(&name) {
-            Ok(Some(_)) => return End::Present,
-            Ok(None) => {}
-            Err(error) => return End::Failed(chain(&error)),
-        }
-    }
-    let is_path = !image.contains(':');
-    if is_path && Path::new(image).is_dir() {
-        // Sandboxes start from an unpacked folder as it is.
-        return End::Present;
-    }
-    if is_path && !Path::new(image).exists() {
-        return End::Missing("neither an image of the store nor a file".to_owned());
-    }
-    let source = match Source::parse(image) {
-        Ok(source) => source,
-        Err(error) => return End::Failed(chain(&error)),
-    };
-    match unpacker.is_there(&source) {
-        Ok(true) => return End::Present,
-        Ok(false) => {}
-        Err(error) => return End::Failed(chain(&error)),
-    }
-    let bar: Arc<dyn Progress> = Arc::new(Bar::among(bars, image));
-    match unpacker.unpack_async(source.clone(), bar).await {
-        Ok(made) => {
-            // A task that names it as it is written here finds it by that name.
-            let named = ImageName::try_from(image.to_owned()).ok().unwrap_or_else(|| source.default_name());
-            match store.set_name(&named, &made.filled().digest) {
-                Ok(()) => End::Unpacked,
-                Err(error) => End::Failed(chain(&error)),
+impl Fetcher {
+    /// Finds an image as a server does: a name of the store comes before a path.
+    async fn fetch(&self, image: &str) -> End {
+        if let Ok(name) = ImageName::try_from(image.to_owned()) {
+            match self.store.named(&name) {
+                Ok(Some(_)) => return End::Present,
+                Ok(None) => {}
+                Err(error) => return End::Failed(chain(&error)),
             }
         }
-        // Of a registry, which cannot be asked.
-        Err(error @ ImageError::Program { .. }) => End::Missing(chain(&error)),
-        Err(error) => End::Failed(chain(&error)),
+        let path = Path::new(image);
+        if path.is_dir() {
+            // Sandboxes start from an unpacked folder as it is.
+            return End::Present;
+        }
+        let is_path = path.exists();
+        let source = match if is_path { at_path(path) } else { Source::parse(image).map_err(|error| chain(&error)) } {
+            Ok(source) => source,
+            Err(problem) => return End::Failed(problem),
+        };
+        if !is_path && !SCHEMES.iter().any(|scheme| image.starts_with(scheme)) {
+            return End::Missing("neither an image of the store nor a file".to_owned());
+        }
+        let bar: Arc<dyn Progress> = Arc::new(Bar::among(&self.bars, image));
+        let made = match self.unpacker.unpack_async(source.clone(), bar).await {
+            Ok(made) => made,
+            // Of a registry, which cannot be asked.
+            Err(error @ ImageError::Program { .. }) => return End::Missing(chain(&error)),
+            Err(error) => return End::Failed(chain(&error)),
+        };
+        // A path is known by what is there, and needs no name; a registry's image has been given its own.
+        if !is_path
+            && !image.starts_with(REGISTRY)
+            && let Err(problem) = self.name(&source.default_name(), &made)
+        {
+            return End::Failed(problem);
+        }
+        if made.is_new() { End::Unpacked } else { End::Present }
     }
+
+    /// Gives an image a name that no other has.
+    fn name(&self, name: &ImageName, image: &StoredImage) -> Result<(), String> {
+        let _alone = self.naming.lock().unwrap_or_else(PoisonError::into_inner);
+        let digest = &image.filled().digest;
+        match self.store.named(name).map_err(|error| chain(&error))? {
+            Some(other) if other.filled().digest == *digest => Ok(()),
+            Some(_) => Err(format!("the name {name} is another image's: unpack it by `prorl image unpack --name`")),
+            None => self.store.set_name(name, digest).map_err(|error| chain(&error)),
+        }
+    }
+}
+
+/// Makes a source of a path. One with a colon would be taken for something else as it is written.
+fn at_path(path: &Path) -> Result<Source, String> {
+    let absolute = std::path::absolute(path).map_err(|error| chain(&error))?;
+    let text = absolute.to_str().ok_or_else(|| format!("the path {} is not UTF-8", absolute.display()))?;
+    Source::parse(text).map_err(|error| chain(&error))
 }
 
 fn chain(error: &(dyn std::error::Error + 'static)) -> String {
@@ -203,8 +247,8 @@ fn tell(args: &Args, named: &BTreeMap<String, Vec<usize>>, ends: &BTreeMap<Strin
         }));
     } else {
         output::say(format_args!(
-            "{} images: {present} were there, {unpacked} unpacked, {} missing, {} failed",
-            ends.len(),
+            "{}: {present} were there, {unpacked} unpacked, {} missing, {} failed",
+            show_count(ends.len() as u64, "image"),
             missing.len(),
             failed.len()
         ));
@@ -241,7 +285,7 @@ mod tests {
     #[test]
     fn images_of_instances_and_of_requests_are_found_once() {
         let data = file(
-            "{\"image\": \"a.sif\"}\n\n{\"instance\": {\"image\": \"b\"}}\n{\"instance\": {\"image\": \"a.sif\"}}\n{\"prompt\": \"x\"}\n",
+            "{\"image\": \"a.sif\"}\n{\"image\": \"host\"}\n{\"instance\": {\"image\": \"b\"}}\n{\"instance\": {\"image\": \"a.sif\"}}\n\n{\"prompt\": \"x\"}\n",
         );
         let named = read_images(data.path()).unwrap();
         assert_eq!(named.into_iter().collect::<Vec<_>>(), [("a.sif".into(), vec![1, 4]), ("b".into(), vec![3])]);

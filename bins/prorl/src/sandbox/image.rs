@@ -6,14 +6,14 @@ use anyhow::{Context, bail};
 use prorl_agents::runtimes::HOST_IMAGE;
 use prorl_sandbox::{
     Image,
-    images::{Source, Unpacker},
+    images::{Source, Unpacker, is_packed},
     store::{ImageName, ImageStore},
 };
 
 use crate::{image::Bar, sandboxes::Sandboxes, stores::StoreArgs};
 
 /// Finds an image: the host's programs, one of the store by its name, or one by its path. A packed one is unpacked into the
-/// store first, or was.
+/// store first, or was; where there is to be no store it stays as it is.
 pub(super) async fn find(given: &Path, store: &StoreArgs, sandboxes: &Sandboxes) -> anyhow::Result<Image> {
     if given == Path::new(HOST_IMAGE) {
         return Ok(Image::Host);
@@ -28,7 +28,9 @@ pub(super) async fn find(given: &Path, store: &StoreArgs, sandboxes: &Sandboxes)
         return Ok(Image::Stored(image));
     }
     match given {
-        path if path.is_dir() => Ok(Image::Directory(path.to_owned())),
+        path if path.is_dir() && !is_packed(path) => Ok(Image::Directory(path.to_owned())),
+        // As it is, which only a runtime that mounts takes; another says so.
+        path if path.exists() && store.is_none() => Ok(Image::File(path.to_owned())),
         path if path.exists() => unpack(path, open()?, sandboxes).await,
         path => bail!("there is no image {}: {}", path.display(), advice(path)),
     }

@@ -5,11 +5,13 @@ use prorl_core::{FailureClass, Status};
 use prorl_pipeline::SubmitError;
 use prorl_sandbox::{
     images::{Cancel, Quiet, Source, Unpacker},
-    store::{Digest, Filled, ImageName, ImageStore, SourceKey},
+    store::{Collect, Digest, Filled, ImageName, ImageStore, SourceKey},
 };
 use serde_json::{Value, json};
 
-use crate::support::{Rig, bash, finish, image, observed, open_temp, packed, request, singularity, skip, store};
+use crate::support::{
+    Rig, bash, close, finish, give_to_sandboxes, image, observed, open_temp, packed, request, singularity, skip, store,
+};
 
 fn name(text: &str) -> ImageName {
     ImageName::try_from(text.to_owned()).unwrap()
@@ -81,6 +83,7 @@ async fn variables_of_an_image_are_set_inside() {
     let make = |root: &std::path::Path| -> std::io::Result<Filled> {
         let copied = std::process::Command::new("cp").arg("-a").arg(folder.join(".")).arg(root).status()?;
         assert!(copied.success());
+        give_to_sandboxes(root);
         let (digest, env) = (Digest::from_bytes([7; 32]), vec![("MARK".to_owned(), "a b".to_owned())]);
         Ok(Filled { digest, source: "a test".to_owned(), entries: 1, bytes: 1, env, notes: vec![] })
     };
@@ -184,6 +187,82 @@ async fn the_singularity_runtime_starts_what_the_store_has_unpacked_too() {
     for job in &jobs {
         let result = job.result().await;
         assert_eq!(result.outcome.status, Status::Completed, "{:?}", result.error);
+    }
+    rig.pipeline.close().await;
+}
+
+/// Removes all that nobody holds.
+fn collect(store: &ImageStore) {
+    let unused = Some(std::time::Duration::ZERO);
+    store.collect(&Collect { unused_for: unused, ..Collect::default() }).unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_holds_its_own_image_whatever_becomes_of_the_name() {
+    let temp = open_temp();
+    let store = store(temp.path());
+    let folder = image(temp.path());
+    put(&store, &folder, "own");
+    let own = |env: &mut Environment| env.runtimes = env.runtimes.clone().with_default_image(Some("own".into()));
+    let rig = Rig::start(&turns(), Some(&store), own).await;
+    std::fs::write(folder.join("etc/mark"), "of another image\n").unwrap();
+    for is_moved in [true, false] {
+        if is_moved {
+            put(&store, &folder, "own");
+        } else {
+            store.remove_name(&name("own")).unwrap();
+        }
+        collect(&store);
+        let mut shared = fields(&json!(null));
+        shared["setup"] = json!("echo more > /tmp/more");
+        for (group, fields) in [(None, fields(&json!(null))), (Some("g"), shared)] {
+            let result = rig.run(group, &fields).await;
+            assert_eq!((result.outcome.status, &*result.image), (Status::Completed, "own"), "{:?}", result.error);
+            assert!(observed(&result)[0].starts_with("of the image"), "{:?}", observed(&result));
+        }
+    }
+    rig.pipeline.close().await;
+    drop(rig);
+    collect(&store);
+    assert!(store.list().unwrap().is_empty(), "it is held no longer than the server is there");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_packed_image_of_the_servers_own_is_unpacked_at_its_start() {
+    let temp = open_temp();
+    let Some(file) = packed(temp.path()) else { return skip("no mksquashfs here") };
+    let store = store(temp.path());
+    let own = |env: &mut Environment| env.runtimes = env.runtimes.clone().with_default_image(Some(file.clone()));
+    let rig = Rig::start(&turns(), Some(&store), own).await;
+    std::fs::remove_file(&file).unwrap();
+    collect(&store);
+    let result = rig.run(None, &fields(&json!(null))).await;
+    assert_eq!(result.outcome.status, Status::Completed, "{:?}", result.error);
+    assert!(observed(&result)[0].starts_with("of the image"), "{:?}", observed(&result));
+    rig.pipeline.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_packed_image_runs_as_it_is_where_the_store_takes_none() {
+    let Some(singularity) = singularity() else { return skip("no apptainer here") };
+    let temp = open_temp();
+    let Some(file) = packed(temp.path()) else { return skip("no mksquashfs here") };
+    let store = store(temp.path());
+    let set_up = |env: &mut Environment| env.runtimes = env.runtimes.clone().with_singularity(Ok(singularity));
+    let rig = Rig::start(&turns(), Some(&store), set_up).await;
+    close(&store, "staging");
+    let mut asked = fields(&json!(file));
+    for runtime in ["singularity", "namespace"] {
+        asked["runtime"] = json!(runtime);
+        let result = rig.run(None, &asked).await;
+        if runtime == "namespace" {
+            assert_eq!(result.outcome.failure_class, Some(FailureClass::Image), "it can start no packed one");
+            continue;
+        }
+        assert_eq!(result.outcome.status, Status::Completed, "{:?}", result.error);
+        assert!(observed(&result)[0].starts_with("of the image"), "{:?}", observed(&result));
+        let [warning] = &*result.warnings else { panic!("{:?}", result.warnings) };
+        assert!(warning.contains("is used packed: failed to"), "{warning}");
     }
     rig.pipeline.close().await;
 }

@@ -7,7 +7,7 @@ use prorl_core::{FailureClass, JobResult, Stage, Status};
 use prorl_pipeline::{CancelAnswer, JobHandle, SubmitError};
 use serde_json::json;
 
-use crate::support::{Rig, bash, finish, no_layers, observed, open_temp, python, request, store};
+use crate::support::{Rig, bash, close, finish, no_layers, observed, open_temp, python, request, store};
 
 /// Makes a state that no second run would make again.
 const SETUP: &str = "mkdir -p data/empty
@@ -64,6 +64,26 @@ async fn without_a_store_each_job_is_set_up_by_itself() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn where_the_store_takes_no_layer_each_job_is_set_up_by_itself_and_says_why() {
+    // What is seen before setup, and what is seen when there is a layer to keep.
+    for folder in ["staging", "layers"] {
+        let temp = open_temp();
+        let store = store(temp.path());
+        let rig = Rig::start(&[python(LOOK), finish()], Some(&store), |_| {}).await;
+        close(&store, folder);
+        let results = results(&rig, 3, Some("g")).await;
+        assert_eq!(states(&results).len(), 3, "{folder}");
+        for result in &results {
+            let [warning] = &*result.warnings else { panic!("{folder}: {:?}", result.warnings) };
+            let expected = "setup ran for this job alone, since its group can share nothing: failed to";
+            assert!(warning.starts_with(expected) && warning.contains(folder), "{warning}");
+        }
+        rig.pipeline.close().await;
+        assert_eq!(rig.pipeline.sandboxes().active, 0);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_setup_that_fails_says_how_to_each_job() {
     let temp = open_temp();
     let store = store(temp.path());
@@ -79,6 +99,7 @@ async fn a_setup_that_fails_says_how_to_each_job() {
             for result in join_all(jobs.iter().map(JobHandle::result)).await {
                 assert_eq!(result.outcome.failure_class, Some(FailureClass::Handler));
                 assert_eq!((result.outcome.stage, result.attempt), (Some(Stage::Init), 1));
+                assert_eq!(result.image, "host");
                 let error = result.error.as_deref().unwrap();
                 let own = error.strip_prefix("shared init: ");
                 assert_eq!(own.is_some(), group.is_some(), "{error}");

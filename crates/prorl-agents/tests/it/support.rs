@@ -48,6 +48,13 @@ pub(crate) fn store(folder: &Path) -> ImageStore {
     ImageStore::open(StoreConfig { owner, guest, ..StoreConfig::new(folder.join("store")) }).unwrap()
 }
 
+/// Puts a file where a folder of the store is, so that nobody can write there, root neither.
+pub(crate) fn close(store: &ImageStore, folder: &str) {
+    let folder = store.dir().join(folder);
+    fs::remove_dir_all(&folder).unwrap();
+    fs::write(&folder, "no folder").unwrap();
+}
+
 /// A running pipeline.
 pub(crate) struct Rig {
     pub(crate) pipeline: Pipeline,
@@ -71,6 +78,7 @@ impl Rig {
         let mut env = Environment::new(Runtimes::from(namespace), GUEST.path(), pool, ChatTokenizer::builtin());
         env.unpacker = store.cloned().map(Unpacker::new);
         set_up(&mut env);
+        env.default_sandbox().await.unwrap(); // as a server does
         let mut registry = Registry::default();
         registry.register(Math::new(Arc::new(env))).unwrap();
         let pipeline = Pipeline::new(PipelineConfig { init_workers: 4, ..PipelineConfig::default() }, registry);
@@ -145,6 +153,14 @@ fn succeeds(command: &mut Command) -> bool {
 /// program that is open for writing cannot be executed.
 fn copy(program: &Path, target: &Path) {
     assert!(succeeds(Command::new("cp").arg("-L").arg(program).arg(target)));
+}
+
+/// Gives a tree to whom sandboxes of root run as.
+pub(crate) fn give_to_sandboxes(tree: &Path) {
+    if geteuid().is_root() {
+        let SandboxUser { uid, gid } = NOBODY;
+        assert!(succeeds(Command::new("chown").arg("-hR").arg(format!("{uid}:{gid}")).arg(tree)));
+    }
 }
 
 /// An unpacked image with a shell and a few programs.

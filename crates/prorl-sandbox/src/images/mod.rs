@@ -32,3 +32,8 @@ pub use self::{
     source::Source,
     unpack::Unpacker,
 };
+
+/// Tells whether what is at a path has to be unpacked before a sandbox can start from it: a file, or a folder with an OCI layout.
+pub fn is_packed(path: &std::path::Path) -> bool {
+    path.is_file() || path.join(oci::MARK).is_file()
+}

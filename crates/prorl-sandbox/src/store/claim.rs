@@ -67,6 +67,22 @@ pub(crate) fn take(pulse: &Arc<Pulse>, folder: &Path, stem: &str) -> io::Result<
     Ok(Turn::Of("others".to_owned()))
 }
 
+/// Removes the claims of dead processes, and returns of how many things they were.
+#[cfg(feature = "images")]
+pub(crate) fn remove_dead(pulse: &Arc<Pulse>, folder: &Path) -> io::Result<usize> {
+    let mut stems = std::collections::HashSet::new();
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        let name = entry.file_name();
+        let Some((stem, _)) = name.to_str().and_then(parse) else { continue };
+        if fate(&entry.path(), pulse.owner(), || pulse.now())? == Fate::Dead && stems.insert(stem.to_owned()) {
+            // Whoever has the turn removes the marks of the dead, and nobody else may.
+            drop(take(pulse, folder, stem)?);
+        }
+    }
+    Ok(stems.len())
+}
+
 /// Returns the numbers of all claims but one, in order, and a living process that has one.
 fn look(pulse: &Pulse, folder: &Path, stem: &str, mine: Option<u64>) -> io::Result<(Vec<u64>, Option<String>)> {
     let mut numbers: Vec<u64> = Vec::new();

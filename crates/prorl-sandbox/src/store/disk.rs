@@ -1,6 +1,7 @@
 //! Where things are in a store's folder.
 
 use std::{
+    collections::HashSet,
     fs::{self, DirBuilder, File, Permissions},
     io::{self, Write as _},
     os::unix::fs::{DirBuilderExt as _, PermissionsExt as _},
@@ -12,15 +13,18 @@ use std::{
     time::SystemTime,
 };
 
+use nix::unistd::geteuid;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use super::{
     StoreConfig, StoreError,
+    hold::Thing,
+    janitor::Worker,
     owner::Owner,
     pulse::{self, Fate, Pulse},
 };
-use crate::node::Maker;
+use crate::{SandboxUser, node::Maker};
 
 /// The format that this version writes, and the newest that it knows.
 const FORMAT: u64 = 1;
@@ -60,6 +64,10 @@ struct Marker {
 #[derive(Debug)]
 pub(super) struct Disk {
     pub(super) config: StoreConfig,
+    /// Before the pulse, so that its work is done by a process that is marked as alive.
+    pub(super) worker: Arc<Worker>,
+    /// What this process uses and could not mark.
+    pub(super) unmarked: Mutex<HashSet<Thing>>,
     /// Started when the first thing is to be marked.
     pulse: Mutex<Option<Arc<Pulse>>>,
     me: OnceLock<Owner>,
@@ -72,6 +80,8 @@ impl Disk {
         config.dir = std::path::absolute(&config.dir).map_err(|source| StoreError::io("find", &config.dir, source))?;
         let disk = Self {
             config,
+            worker: Arc::new(Worker::new()),
+            unmarked: Mutex::default(),
             pulse: Mutex::default(),
             me: OnceLock::new(),
             n_names: AtomicU64::new(0),
@@ -90,6 +100,11 @@ impl Disk {
             }
         }
         Ok(disk)
+    }
+
+    /// Returns to whom files are given: root gives them away, and nobody else can.
+    pub(super) fn owner(&self) -> Option<SandboxUser> {
+        self.config.owner.filter(|_| geteuid().is_root())
     }
 
     /// Tells whether the folder is a store already, of a format that is known.
@@ -173,6 +188,17 @@ impl Disk {
         Ok(format!("{}.{number}", self.pulse()?.token()))
     }
 
+    /// Returns a path in the trash that nothing has had. Without a pulse it is named for a process that is none, so that
+    /// everybody may remove what comes there.
+    pub(super) fn fresh_trash(&self, what: &str) -> PathBuf {
+        let name = self.fresh_name().unwrap_or_else(|_| {
+            let number = self.n_names.fetch_add(1, Ordering::Relaxed);
+            let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+            format!("unmarked-{}-{:x}.{number}", std::process::id(), since.as_nanos())
+        });
+        self.folder(TRASH).join(format!("{what}.{name}"))
+    }
+
     /// Writes a small file, whole and at once.
     pub(super) fn write(&self, path: &Path, text: &[u8]) -> Result<(), StoreError> {
         let unfinished = self.folder(STAGING).join(self.fresh_name()?);
@@ -218,6 +244,16 @@ pub(super) fn gone(removed: io::Result<()>) -> io::Result<()> {
 /// Tells whether an error says that this process may not write here.
 pub(super) fn is_closed(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EROFS | libc::EACCES | libc::EPERM))
+}
+
+/// Tells whether an error says that there is no room.
+fn is_full(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT))
+}
+
+/// Tells whether something could not be written for want of room.
+pub(super) fn lacks_room(error: &StoreError) -> bool {
+    matches!(error, StoreError::Io { source, .. } if is_full(source))
 }
 
 /// Hashes a text into a plain file name (FNV-1a, 128 bits). Whoever finds a file by it compares the text, which it holds.

@@ -15,7 +15,7 @@ use super::{
 /// Time between two looks at what others do, from the first one on.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(100));
 
-/// How often the place of an image that is there and damaged, or comes and goes, is tried.
+/// How often the place of an image that is there and cannot be used, or comes and goes, is tried.
 const MAX_TRIES: u32 = 10;
 
 impl ImageStore {
@@ -31,7 +31,7 @@ impl ImageStore {
     /// [`StoreConfig::max_bytes`](super::StoreConfig::max_bytes).
     ///
     /// # Errors
-    /// The maker's own; [`StoreError::TooLarge`] for an image that would not fit into an empty store; what the system refuses.
+    /// The maker's own; [`StoreError::OtherOwner`] for an image of another user that is in use; [`StoreError::TooLarge`] for an image that would not fit into an empty store; what the system refuses.
     /// Nothing of the image is left then.
     pub fn ensure<E>(
         &self,
@@ -108,22 +108,22 @@ impl ImageStore {
             .map_err(|source| StoreError::at("claim an image in", &folder, source))
     }
 
-    /// Returns the image of a source; removes it where it is damaged.
+    /// Returns the image of a source; removes it where it is damaged, or another user's.
     fn usable(&self, key: &SourceKey) -> Result<Option<StoredImage>, StoreError> {
         match self.known(key) {
-            Err(error @ StoreError::Damaged { .. }) => {
+            Err(error @ (StoreError::Damaged { .. } | StoreError::OtherOwner { .. })) => {
                 let Some(digest) = self.digest_of(key)? else { return Ok(None) };
-                self.remove_damaged(&Thing::image(&digest), error).map(|()| None)
+                self.remove_unusable(&Thing::image(&digest), error).map(|()| None)
             }
             found => found,
         }
     }
 
     /// Removes what cannot be used by anybody who does not use it already.
-    fn remove_damaged(&self, thing: &Thing, error: StoreError) -> Result<(), StoreError> {
+    fn remove_unusable(&self, thing: &Thing, error: StoreError) -> Result<(), StoreError> {
         match hold::set_aside(&self.inner.disk, thing)? {
             Removal::Aside(path) => {
-                tracing::warn!(%error, "a damaged image is made again");
+                tracing::warn!(%error, "an image that cannot be used is made again");
                 self.inner.janitor.remove(&self.inner.disk, path);
                 Ok(())
             }
@@ -161,7 +161,9 @@ impl ImageStore {
                     let source = std::io::Error::from_raw_os_error(libc::EEXIST);
                     return Err(StoreError::at("publish", &place, source));
                 }
-                Err(error @ StoreError::Damaged { .. }) if tries < MAX_TRIES => self.remove_damaged(&thing, error)?,
+                Err(error @ (StoreError::Damaged { .. } | StoreError::OtherOwner { .. })) if tries < MAX_TRIES => {
+                    self.remove_unusable(&thing, error)?;
+                }
                 Err(error) => return Err(error),
             }
         }

@@ -87,6 +87,32 @@ pub enum StoreError {
         /// Who.
         who: String,
     },
+    /// Root's sandboxes belong to a user who cannot get to the store.
+    #[error(
+        "user {user}, to whom sandboxes belong, cannot pass through {folder} to the store {dir}: choose another store (--store), or \
+         open that folder (chmod a+x)"
+    )]
+    Closed {
+        /// The store.
+        dir: PathBuf,
+        /// The folder above it, or itself, that is closed.
+        folder: PathBuf,
+        /// The user, with the numbers of user and group.
+        user: String,
+    },
+    /// Root has unpacked the image for the sandboxes of another user, who alone may be able to read it.
+    #[error(
+        "{root} belongs to user {owner}, and sandboxes to user {user}: choose that user (--sandbox-user) or another store (--store), or \
+         remove the image when nobody uses it"
+    )]
+    OtherOwner {
+        /// The image.
+        root: PathBuf,
+        /// Its user, with the numbers of user and group.
+        owner: String,
+        /// The user of sandboxes here, with both numbers.
+        user: String,
+    },
     /// A store does not survive a fork.
     #[error("the store {dir} was opened by a process of which this one is a forked copy: open it again")]
     Forked {

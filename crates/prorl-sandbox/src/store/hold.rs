@@ -20,7 +20,10 @@ use std::{
     collections::HashMap,
     fs, io,
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     thread,
     time::Duration,
 };
@@ -28,8 +31,9 @@ use std::{
 use super::{
     Digest, Inner, StoreError,
     claim::{self, Claim, Turn},
-    disk::{self, CLAIMS, Disk, IMAGES, LAYERS, REFS, TRASH},
+    disk::{self, CLAIMS, Disk, IMAGES, LAYERS, REFS},
     pulse::{self, Fate, Pulse},
+    sweep,
 };
 
 /// An image or a layer, by name.
@@ -87,12 +91,20 @@ impl Hold {
             let mut holds = inner.holds.lock();
             if let Some(count) = holds.get_mut(&thing) {
                 *count += 1;
+                // One that could not be marked is marked as soon as that can be done.
+                if inner.disk.unmarked.lock().contains(&thing) && matches!(mark(&inner.disk, &thing), Ok(None)) {
+                    inner.disk.unmarked.lock().remove(&thing);
+                }
                 drop(holds);
                 return Ok(Self { thing, inner: Arc::clone(inner) });
             }
             match mark(&inner.disk, &thing) {
+                Ok(None) => {}
                 // A store that cannot be written can be used. Whoever can write it may remove what is used here.
-                Ok(None) | Err(StoreError::ReadOnly { .. }) => {}
+                Err(error) if disk::lacks_room(&error) || matches!(error, StoreError::ReadOnly { .. }) => {
+                    warn_unmarked(&error);
+                    inner.disk.unmarked.lock().insert(thing.clone());
+                }
                 Ok(Some(who)) => {
                     drop(holds);
                     remover = who;
@@ -122,8 +134,10 @@ impl Drop for Hold {
             return;
         }
         holds.remove(&self.thing);
-        if let Ok(pulse) = self.inner.disk.pulse() {
-            let _ = fs::remove_file(self.thing.refs(&self.inner.disk).join(pulse.token()));
+        // What was not marked, and never could be, needs no pulse to be let go.
+        let is_marked = !self.inner.disk.unmarked.lock().remove(&self.thing);
+        if let Some(pulse) = is_marked.then(|| self.inner.disk.pulse().ok()).flatten() {
+            pulse.unmark(&self.thing.refs(&self.inner.disk).join(pulse.token()));
         }
         drop(holds);
         if self.thing.kind == LAYERS {
@@ -132,16 +146,28 @@ impl Drop for Hold {
     }
 }
 
+/// Says once that what is used here is not safe.
+fn warn_unmarked(error: &StoreError) {
+    static IS_SAID: AtomicBool = AtomicBool::new(false);
+
+    if !IS_SAID.swap(true, Ordering::Relaxed) {
+        let error = error as &dyn std::error::Error;
+        tracing::warn!(error, "images in use cannot be marked as such: others may remove them");
+    }
+}
+
 /// Marks a thing as used, or returns who is removing it.
 fn mark(disk: &Disk, thing: &Thing) -> Result<Option<String>, StoreError> {
     let (pulse, folder) = (disk.pulse()?, thing.refs(disk));
     let path = folder.join(pulse.token());
-    mark_in(&pulse, &folder, &path)?;
+    // Before it is made, so that it is never missed when all are made again.
+    pulse.keep(path.clone(), thing.place(disk));
+    mark_in(&pulse, &folder, &path).inspect_err(|_| pulse.unmark(&path))?;
     let fate = disk.fate(&folder.join(REMOVING));
     if matches!(fate, Ok(Fate::Dead | Fate::Unmarked)) {
         return Ok(None);
     }
-    let _ = fs::remove_file(&path);
+    pulse.unmark(&path);
     Ok(if let Fate::Lives(who) = fate? { Some(who) } else { None })
 }
 
@@ -165,11 +191,13 @@ fn mark_in(pulse: &Pulse, folder: &Path, path: &Path) -> Result<(), StoreError> 
 pub(super) fn n_refs(disk: &Disk, thing: &Thing) -> Result<usize, StoreError> {
     let folder = thing.refs(disk);
     let at = |source| StoreError::io("list", &folder, source);
+    // What this process uses without a mark only this process knows of.
+    let n_unmarked = usize::from(disk.unmarked.lock().contains(thing));
     let entries = match fs::read_dir(&folder) {
-        Err(error) if pulse::is_gone(&error) => return Ok(0),
+        Err(error) if pulse::is_gone(&error) => return Ok(n_unmarked),
         entries => entries.map_err(at)?,
     };
-    let mut n_refs = 0;
+    let mut n_refs = n_unmarked;
     for entry in entries {
         let entry = entry.map_err(at)?;
         if entry.file_name() == REMOVING {
@@ -199,7 +227,26 @@ pub(super) enum Removal {
 
 /// Takes something that nobody uses out of its place.
 pub(super) fn set_aside(disk: &Disk, thing: &Thing) -> Result<Removal, StoreError> {
-    let (place, refs) = (thing.place(disk), thing.refs(disk));
+    disk.check_maker()?;
+    for is_room_made in [false, true] {
+        match set_aside_marked(disk, thing) {
+            Err(error) if disk::lacks_room(&error) && !is_room_made => sweep::trash(disk),
+            Err(error) if disk::lacks_room(&error) => {}
+            done => return done,
+        }
+    }
+    // No room for a mark, and nothing else that could be removed: to insist on one would keep the disk full for good. Marks of
+    // others still count, and a disk that has no room for this one has none for theirs, so that hardly anybody can make
+    // one between this look and the rename; who takes it without a mark knows that it may go. Of two that rename it one succeeds.
+    let is_removed_by_other = matches!(disk.fate(&thing.refs(disk).join(REMOVING))?, Fate::Lives(_));
+    if is_removed_by_other || n_refs(disk, thing)? > 0 {
+        return Ok(Removal::InUse);
+    }
+    move_aside(disk, thing)
+}
+
+fn set_aside_marked(disk: &Disk, thing: &Thing) -> Result<Removal, StoreError> {
+    let refs = thing.refs(disk);
     if n_refs(disk, thing)? > 0 {
         return Ok(Removal::InUse);
     }
@@ -212,7 +259,11 @@ pub(super) fn set_aside(disk: &Disk, thing: &Thing) -> Result<Removal, StoreErro
     if n_refs(disk, thing)? > 0 {
         return Ok(Removal::InUse);
     }
-    let trash = disk.folder(TRASH).join(format!("{}.{}", thing.id, disk.fresh_name()?));
+    move_aside(disk, thing)
+}
+
+fn move_aside(disk: &Disk, thing: &Thing) -> Result<Removal, StoreError> {
+    let (place, trash) = (thing.place(disk), disk.fresh_trash(&thing.id));
     match fs::rename(&place, &trash) {
         Err(error) if pulse::is_gone(&error) => Ok(Removal::Absent),
         moved => moved.map(|()| Removal::Aside(trash)).map_err(|source| StoreError::at("remove", &place, source)),

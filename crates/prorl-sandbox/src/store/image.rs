@@ -14,7 +14,7 @@ use super::{
     Digest, Filled, HeldImage, ImageName, ImageStore, SourceKey, StoreError, StoredImage,
     disk::{self, Disk, IMAGE_RECORD, NAMES, ROOT, SOURCES, USED},
     hold::{Hold, Thing},
-    pulse,
+    pulse, rights,
 };
 
 /// How exactly the time of last use is kept.
@@ -31,7 +31,8 @@ impl ImageStore {
     /// Returns an image, if the store has it, and counts as a use of it. Takes no longer with more images.
     ///
     /// # Errors
-    /// [`StoreError::Damaged`] when what is known of it cannot be read.
+    /// [`StoreError::Damaged`] when what is known of it cannot be read; [`StoreError::OtherOwner`] where this process is root and it
+    /// was unpacked for another user than [`StoreConfig::owner`](super::StoreConfig::owner).
     pub fn image(&self, digest: &Digest) -> Result<Option<StoredImage>, StoreError> {
         let disk = &self.inner.disk;
         let thing = Thing::image(digest);
@@ -42,8 +43,11 @@ impl ImageStore {
         // The reference first, see the module `hold`.
         let hold = Hold::take(&self.inner, thing)?;
         let Some(filled) = read(&place, digest)? else { return Ok(None) };
-        note_use(&place);
         let root = place.join(ROOT);
+        if let Some(owner) = disk.owner() {
+            rights::check_owner(&root, owner)?;
+        }
+        note_use(&place);
         Ok(Some(StoredImage { held: Arc::new(HeldImage { filled, root, _hold: hold }), is_new: false }))
     }
 

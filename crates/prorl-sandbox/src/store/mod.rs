@@ -35,6 +35,7 @@ mod name;
 mod owner;
 pub(crate) mod pulse;
 pub(crate) mod remove;
+mod rights;
 mod staging;
 mod sweep;
 #[cfg(test)]
@@ -73,6 +74,7 @@ pub struct StoreConfig {
     /// Size above which images that nobody uses are removed, oldest use first, in bytes. Nothing is removed without one.
     pub max_bytes: Option<u64>,
     /// To whom unpacked files are given, where this process is root: the user that its sandboxes are mapped to.
+    /// An image that belongs to another user is refused, and made again where its source is asked for and nobody uses it.
     pub owner: Option<SandboxUser>,
     /// The guest's program, which removes what belongs to a fake root's other ids, and below which registries' images are fetched.
     /// Without it such layers are left, and said, and a fetch goes on when this process is killed.
@@ -203,6 +205,18 @@ impl ImageStore {
         let disk = Arc::new(Disk::open(config)?);
         let inner = Inner { flights: Flights::default(), holds: Mutex::default(), janitor: Janitor::new(), disk };
         Ok(Self { inner: Arc::new(inner) })
+    }
+
+    /// Sees whether the user of root's sandboxes ([`StoreConfig::owner`]) can get to it, as those have to. For anybody but root
+    /// there is nothing to see.
+    ///
+    /// # Errors
+    /// [`StoreError::Closed`], which names the folder in the way.
+    pub fn check_way(&self) -> Result<(), StoreError> {
+        match self.inner.disk.owner() {
+            Some(owner) => rights::check_way(self.dir(), owner),
+            None => Ok(()),
+        }
     }
 
     /// Returns its folder.

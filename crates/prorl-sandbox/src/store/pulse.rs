@@ -8,7 +8,7 @@
 //! process only the time of its last beat is known, by the file system's clock and not by either machine's.
 
 use std::{
-    collections::HashSet,
+    collections::{HashMap, HashSet},
     fs::{self, File},
     io::{self, Read as _, Write as _},
     os::unix::fs::{MetadataExt as _, OpenOptionsExt as _},
@@ -57,6 +57,8 @@ pub(crate) struct Pulse {
 struct Beating {
     owner: Owner,
     path: PathBuf,
+    /// Marks of what is in use, and where that is.
+    used: Mutex<HashMap<PathBuf, PathBuf>>,
     is_over: Mutex<bool>,
     ended: Condvar,
 }
@@ -73,7 +75,13 @@ impl Pulse {
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
         let token = format!("{host}-{}-{:x}-{count}", std::process::id(), since.as_nanos());
         let path = folder.join(&token);
-        let beating = Arc::new(Beating { owner, path, is_over: Mutex::new(false), ended: Condvar::new() });
+        let beating = Arc::new(Beating {
+            owner,
+            path,
+            used: Mutex::default(),
+            is_over: Mutex::new(false),
+            ended: Condvar::new(),
+        });
         beating.write()?;
         let work = Arc::clone(&beating);
         let heart = thread::Builder::new().name("prorl-pulse".to_owned()).spawn(move || work.run());
@@ -100,15 +108,29 @@ impl Pulse {
 
     /// Marks something: makes `path`. It must not be there yet, or be a mark of this process.
     pub(crate) fn mark(&self, path: &Path) -> io::Result<()> {
-        match fs::hard_link(&self.beating.path, path) {
-            // An answer of a file server that was lost, and a second question.
+        let mut made = fs::hard_link(&self.beating.path, path);
+        if made.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::NotFound) && !self.beating.path.exists() {
+            self.beating.beat()?;
+            made = fs::hard_link(&self.beating.path, path);
+        }
+        match made {
+            // An answer of a file server that was lost, and a second question; or all marks were just made again.
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists && self.has_marked(path) => Ok(()),
-            Err(error) if error.kind() == io::ErrorKind::NotFound && !self.beating.path.exists() => {
-                self.beating.beat()?;
-                fs::hard_link(&self.beating.path, path)
-            }
             made => made,
         }
+    }
+
+    /// Keeps a mark, that of what is in `place`: it is made again if others remove it because this process stood still.
+    pub(super) fn keep(&self, mark: PathBuf, place: PathBuf) {
+        self.beating.used.lock().insert(mark, place);
+    }
+
+    /// Removes such a mark.
+    pub(super) fn unmark(&self, mark: &Path) {
+        let mut used = self.beating.used.lock();
+        used.remove(mark);
+        let _ = fs::remove_file(mark);
+        drop(used);
     }
 
     /// Tells whether a mark is this process's.
@@ -157,9 +179,34 @@ impl Beating {
     /// Touches the file. One that is gone, because this process stood still for so long that others removed it, is made anew.
     fn beat(&self) -> io::Result<()> {
         match touch(&self.path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => self.write(),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                self.write()?;
+                self.mark_again();
+                Ok(())
+            }
             touched => touched,
         }
+    }
+
+    /// Marks anew what is in use and still there: its marks are gone, or links of a file that beats no more.
+    fn mark_again(&self) {
+        let used = self.used.lock();
+        let name = self.path.file_name().unwrap_or_default().to_string_lossy();
+        let link = self.path.with_file_name(format!("again-{name}"));
+        for (mark, place) in used.iter().filter(|(_, place)| place.exists()) {
+            if let Some(folder) = mark.parent() {
+                let _ = fs::create_dir(folder); // if it is missing
+            }
+            // By a rename, which takes the place of an old mark.
+            let marked = fs::hard_link(&self.path, &link).and_then(|()| fs::rename(&link, mark));
+            if let Err(error) = marked {
+                let _ = fs::remove_file(&link);
+                tracing::warn!(path = %place.display(), %error, "others may remove what this process uses");
+            } else if !place.exists() {
+                let _ = fs::remove_file(mark);
+            }
+        }
+        drop(used);
     }
 
     /// Makes the file, whole and at once.
@@ -221,16 +268,23 @@ pub(super) fn fate(mark: &Path, me: &Owner, now: impl FnOnce() -> io::Result<Sys
     Ok(Fate::Lives(owner.map_or_else(|| "an unknown process".to_owned(), |owner| owner.to_string())))
 }
 
-/// Removes what dead processes have left in a folder of pulses.
+/// Tells whether the process of a pulse has ended, which removes the pulse, or is dead.
 #[cfg(feature = "images")]
-pub(crate) fn remove_dead(pulse: &Pulse, folder: &Path) -> io::Result<()> {
+pub(crate) fn has_ended(pulse: &Pulse, mark: &Path) -> io::Result<bool> {
+    Ok(!matches!(fate(mark, pulse.owner(), || pulse.now())?, Fate::Lives(_)))
+}
+
+/// Removes what dead processes have left in a folder of pulses, and returns how many they were.
+#[cfg(feature = "images")]
+pub(crate) fn remove_dead(pulse: &Pulse, folder: &Path) -> io::Result<usize> {
+    let mut n_removed = 0;
     for entry in fs::read_dir(folder)? {
         let path = entry?.path();
         if fate(&path, pulse.owner(), || pulse.now())? == Fate::Dead {
-            let _ = fs::remove_file(path);
+            n_removed += usize::from(fs::remove_file(path).is_ok());
         }
     }
-    Ok(())
+    Ok(n_removed)
 }
 
 /// Tells whether an error says that a file was removed; a client of NFS may say it so.

@@ -6,15 +6,13 @@ use std::{
     sync::Arc,
 };
 
-use nix::unistd::geteuid;
-
 use super::{
     StoreError,
     disk::{self, Disk, ROOT, STAGING},
-    janitor::remove_aside,
+    pulse,
 };
 
-/// A folder with a `root/` that is being filled. Dropping it without [`publish`](Self::publish) removes it.
+/// A folder with a `root/` that is being filled. Dropping it without [`publish`](Self::publish) removes it, in the background.
 #[derive(Debug)]
 pub(super) struct Staging {
     disk: Arc<Disk>,
@@ -29,7 +27,7 @@ impl Staging {
         for path in [staging.folder.clone(), staging.root()] {
             disk::make_folder(&path).map_err(|source| StoreError::at("make", &path, source))?;
         }
-        if let Some(owner) = disk.config.owner.filter(|_| geteuid().is_root()) {
+        if let Some(owner) = disk.owner() {
             let root = staging.root();
             let given = std::os::unix::fs::chown(&root, Some(owner.uid), Some(owner.gid));
             given.map_err(|source| StoreError::io("give away", &root, source))?;
@@ -78,9 +76,13 @@ impl Drop for Staging {
         if self.is_published || !self.disk.maker.is_here() {
             return;
         }
-        if let Err(error) = remove_aside(&self.disk, &self.folder) {
-            let error = &error as &dyn std::error::Error;
-            tracing::warn!(error, "what was not finished is left to the next collection");
-        }
+        // Out of its place at once, and removed later: whoever drops it may be a thread that must not wait.
+        let aside = self.disk.fresh_trash(STAGING);
+        let aside = match fs::rename(&self.folder, &aside) {
+            Ok(()) => aside,
+            Err(error) if pulse::is_gone(&error) => return,
+            Err(_) => self.folder.clone(),
+        };
+        self.disk.worker.remove(&self.disk.config, aside);
     }
 }

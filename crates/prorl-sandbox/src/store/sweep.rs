@@ -2,15 +2,13 @@
 
 use std::{
     collections::{HashMap, HashSet},
-    fs,
+    fs, io,
     path::Path,
-    sync::Arc,
 };
 
 use super::{
-    Collected, Digest, StoreError,
-    claim::{self, Turn},
-    disk::{CLAIMS, Disk, IMAGE_RECORD, IMAGES, LAYERS, NAMES, OWNERS, REFS, SOURCES, STAGING, TRASH},
+    Collected, Digest, StoreError, claim,
+    disk::{self, CLAIMS, Disk, IMAGE_RECORD, IMAGES, LAYERS, NAMES, OWNERS, REFS, SOURCES, STAGING, TRASH},
     entry::size_of,
     hold::{self, REMOVING, Removal, Thing, n_refs},
     image,
@@ -21,32 +19,50 @@ use super::{
 };
 
 /// Removes everything of a dead process, and damaged images that nobody uses.
-pub(super) fn all(disk: &Arc<Disk>, is_dry: bool, done: &mut Collected) -> Result<(), StoreError> {
+///
+/// One thing that cannot be removed keeps no other: each is told in [`Collected::left`].
+pub(super) fn all(disk: &Disk, is_dry: bool, done: &mut Collected) {
     let mut sweep = Sweep { disk, is_dry, done, dead: HashMap::new() };
-    sweep.unfinished()?;
-    sweep.damaged()?;
-    sweep.refs()?;
-    sweep.owners()
+    sweep.unfinished();
+    sweep.each(IMAGES, Sweep::damaged);
+    if !is_dry {
+        sweep.each(REFS, Sweep::refs);
+        // The last of all: without it, nothing else of a process can be told to be a dead one's.
+        sweep.each(OWNERS, Sweep::owner);
+    }
 }
 
 /// Removes what takes space of it, without a look at every image.
-pub(super) fn unfinished(disk: &Arc<Disk>) -> Result<(), StoreError> {
+pub(super) fn unfinished(disk: &Disk) {
     let mut done = Collected::default();
-    Sweep { disk, is_dry: false, done: &mut done, dead: HashMap::new() }.unfinished()?;
+    Sweep { disk, is_dry: false, done: &mut done, dead: HashMap::new() }.unfinished();
     if !done.left.is_empty() {
         tracing::warn!(left = ?done.left, "what dead processes have left cannot be removed");
     }
-    Ok(())
+}
+
+/// Removes what dead processes were removing, which is surely nobody's, to make room.
+pub(super) fn trash(disk: &Disk) {
+    let mut done = Collected::default();
+    Sweep { disk, is_dry: false, done: &mut done, dead: HashMap::new() }.each(TRASH, Sweep::trash);
+}
+
+/// Tells that something could not be removed, once.
+pub(super) fn tell(done: &mut Collected, error: &StoreError) {
+    let text = explain(error);
+    if !done.left.contains(&text) {
+        done.left.push(text);
+    }
 }
 
 /// Says an error with its causes.
-pub(super) fn explain(error: &StoreError) -> String {
+fn explain(error: &StoreError) -> String {
     let source = std::error::Error::source(error).map(|source| format!(": {source}"));
     format!("{error}{}", source.unwrap_or_default())
 }
 
 struct Sweep<'a> {
-    disk: &'a Arc<Disk>,
+    disk: &'a Disk,
     is_dry: bool,
     done: &'a mut Collected,
     /// What is known of each process, by its token. Who is dead stays so.
@@ -54,11 +70,26 @@ struct Sweep<'a> {
 }
 
 impl Sweep<'_> {
-    fn unfinished(&mut self) -> Result<(), StoreError> {
-        self.staging()?;
-        self.trash()?;
-        self.claims()?;
-        self.layers()
+    fn unfinished(&mut self) {
+        self.each(STAGING, Self::staging);
+        self.each(TRASH, Self::trash);
+        self.claims();
+        self.each(LAYERS, Self::layer);
+    }
+
+    /// Looks at everything in a folder of the store.
+    fn each(&mut self, folder: &str, mut look: impl FnMut(&mut Self, &Path, &str) -> Result<(), StoreError>) {
+        let folder = self.disk.folder(folder);
+        match list(&folder) {
+            Ok(names) => {
+                for name in names {
+                    if let Err(error) = look(self, &folder.join(&name), &name) {
+                        tell(self.done, &error);
+                    }
+                }
+            }
+            Err(error) => tell(self.done, &error),
+        }
     }
 
     fn is_dead(&mut self, token: &str) -> Result<bool, StoreError> {
@@ -78,146 +109,131 @@ impl Sweep<'_> {
         token.map_or(Ok(true), |token| self.is_dead(token))
     }
 
-    fn remove(&mut self, path: &Path) {
-        match remove_aside(self.disk, path) {
-            Ok(()) => self.done.n_leftovers += 1,
-            Err(error) => self.done.left.push(explain(&error)),
-        }
-    }
-
-    fn staging(&mut self) -> Result<(), StoreError> {
-        let folder = self.disk.folder(STAGING);
-        for name in list(&folder)? {
-            if !self.is_left(&name)? {
-                continue;
-            }
-            if self.is_dry {
-                self.done.n_leftovers += 1;
-                continue;
-            }
-            // Moved first, so that a process that lives after all cannot publish the half of it.
-            let aside = self.disk.folder(TRASH).join(format!("{STAGING}.{}", self.disk.fresh_name()?));
-            match fs::rename(folder.join(&name), &aside) {
-                Ok(()) => self.remove(&aside),
-                Err(error) if pulse::is_gone(&error) => {}
-                Err(source) => self.done.left.push(explain(&StoreError::at("remove", &folder.join(&name), source))),
-            }
-        }
+    fn remove(&mut self, path: &Path) -> Result<(), StoreError> {
+        remove_aside(self.disk, path)?;
+        self.done.n_leftovers += 1;
         Ok(())
     }
 
-    fn trash(&mut self) -> Result<(), StoreError> {
-        let folder = self.disk.folder(TRASH);
-        for name in list(&folder)? {
-            if !self.is_left(&name)? {
-                continue;
-            }
-            if self.is_dry {
-                self.done.n_leftovers += 1;
-                continue;
-            }
-            self.remove(&folder.join(&name));
+    fn staging(&mut self, path: &Path, name: &str) -> Result<(), StoreError> {
+        if !self.is_left(name)? {
+            return Ok(());
         }
-        Ok(())
-    }
-
-    fn claims(&mut self) -> Result<(), StoreError> {
-        let folder = self.disk.folder(CLAIMS);
-        let at = |source| StoreError::at("collect", &folder, source);
-        let mut stems = HashSet::new();
-        for name in list(&folder)? {
-            let is_dead = self.disk.fate(&folder.join(&name))? == Fate::Dead;
-            if !is_dead {
-                continue;
-            }
+        if self.is_dry {
             self.done.n_leftovers += 1;
-            let Some((stem, _)) = claim::parse(&name) else { continue };
-            if !self.is_dry && stems.insert(stem.to_owned()) {
-                // Whoever has the turn removes the marks of the dead, and nobody else may.
-                match claim::take(&self.disk.pulse()?, &folder, stem).map_err(at)? {
-                    Turn::Mine(claim) => drop(claim),
-                    Turn::Of(_) => {}
-                }
-            }
+            return Ok(());
         }
-        Ok(())
+        // Moved first, so that a process that lives after all cannot publish the half of it.
+        let aside = self.disk.fresh_trash(STAGING);
+        match fs::rename(path, &aside) {
+            Ok(()) => self.remove(&aside),
+            Err(error) if pulse::is_gone(&error) => Ok(()),
+            Err(source) => Err(StoreError::at("remove", path, source)),
+        }
     }
 
-    fn layers(&mut self) -> Result<(), StoreError> {
-        for id in list(&self.disk.folder(LAYERS))? {
-            let thing = Thing::layer(&id);
-            if n_refs(self.disk, &thing)? > 0 {
-                continue;
+    fn trash(&mut self, path: &Path, name: &str) -> Result<(), StoreError> {
+        if !self.is_left(name)? {
+            return Ok(());
+        }
+        if self.is_dry {
+            self.done.n_leftovers += 1;
+            return Ok(());
+        }
+        self.remove(path)
+    }
+
+    fn claims(&mut self) {
+        let mut stems = HashSet::new();
+        self.each(CLAIMS, |sweep, path, name| {
+            if sweep.disk.fate(path)? != Fate::Dead {
+                return Ok(());
             }
-            let record = layer::read(&thing.place(self.disk)).ok().flatten();
-            if !self.is_dry {
-                match hold::set_aside(self.disk, &thing)? {
-                    Removal::InUse | Removal::Absent => continue,
-                    Removal::Aside(path) => {
-                        if let Err(error) = remove_aside(self.disk, &path) {
-                            self.done.left.push(explain(&error));
-                        }
+            sweep.done.n_leftovers += 1;
+            let Some((stem, _)) = claim::parse(name) else { return Ok(()) };
+            if !sweep.is_dry && stems.insert(stem.to_owned()) {
+                // Whoever has the turn removes the marks of the dead, and nobody else may.
+                let folder = sweep.disk.folder(CLAIMS);
+                let turn = claim::take(&sweep.disk.pulse()?, &folder, stem);
+                drop(turn.map_err(|source| StoreError::at("collect", path, source))?);
+            }
+            Ok(())
+        });
+    }
+
+    fn layer(&mut self, path: &Path, id: &str) -> Result<(), StoreError> {
+        let thing = Thing::layer(id);
+        check_folder(path)?;
+        if n_refs(self.disk, &thing)? > 0 {
+            return Ok(());
+        }
+        let record = layer::read(path).ok().flatten();
+        if !self.is_dry {
+            match hold::set_aside(self.disk, &thing)? {
+                Removal::InUse | Removal::Absent => return Ok(()),
+                Removal::Aside(aside) => {
+                    if let Err(error) = remove_aside(self.disk, &aside) {
+                        tell(self.done, &error);
                     }
                 }
             }
-            self.done.freed_bytes += record.map_or(0, |record| size_of(record.bytes, record.entries));
-            self.done.layers.push(id);
         }
+        self.done.freed_bytes += record.map_or(0, |record| size_of(record.bytes, record.entries));
+        self.done.layers.push(id.to_owned());
         Ok(())
     }
 
-    fn damaged(&mut self) -> Result<(), StoreError> {
-        for hex in list(&self.disk.folder(IMAGES))? {
-            let Ok(digest) = Digest::try_from(format!("sha256:{hex}")) else { continue };
-            let thing = Thing::image(&digest);
-            let is_damaged = matches!(image::read(&thing.place(self.disk), &digest), Err(StoreError::Damaged { .. }));
-            if !is_damaged {
-                continue;
-            }
-            if self.is_dry {
-                self.done.n_leftovers += 1;
-            } else if let Removal::Aside(path) = hold::set_aside(self.disk, &thing)? {
-                self.remove(&path);
-            }
+    fn damaged(&mut self, path: &Path, hex: &str) -> Result<(), StoreError> {
+        check_folder(path)?;
+        let Ok(digest) = Digest::try_from(format!("sha256:{hex}")) else { return Ok(()) };
+        match image::read(path, &digest) {
+            Err(StoreError::Damaged { .. }) => {}
+            read => return read.map(drop),
         }
-        Ok(())
-    }
-
-    fn refs(&mut self) -> Result<(), StoreError> {
         if self.is_dry {
+            self.done.n_leftovers += 1;
+        } else if let Removal::Aside(aside) = hold::set_aside(self.disk, &Thing::image(&digest))? {
+            self.remove(&aside)?;
+        }
+        Ok(())
+    }
+
+    fn refs(&mut self, path: &Path, id: &str) -> Result<(), StoreError> {
+        for mark in list(path)? {
+            if let Err(error) = self.mark(id, &path.join(&mark), &mark) {
+                tell(self.done, &error);
+            }
+        }
+        let is_there = [IMAGES, LAYERS].iter().any(|kind| self.disk.folder(kind).join(id).exists());
+        if !is_there {
+            let _ = fs::remove_dir(path); // marks keep it
+        }
+        Ok(())
+    }
+
+    fn mark(&self, id: &str, path: &Path, mark: &str) -> Result<(), StoreError> {
+        if self.disk.fate(path)? != Fate::Dead {
             return Ok(());
         }
-        let folder = self.disk.folder(REFS);
-        for id in list(&folder)? {
-            for mark in list(&folder.join(&id))? {
-                let path = folder.join(&id).join(&mark);
-                if self.disk.fate(&path)? != Fate::Dead {
-                    continue;
-                }
-                if mark == REMOVING {
-                    hold::forget_remover(self.disk, &Thing::layer(&id))?; // for its marks, the kind of thing is the same
-                } else {
-                    let _ = fs::remove_file(&path);
-                }
-            }
-            let is_there = [IMAGES, LAYERS].iter().any(|kind| self.disk.folder(kind).join(&id).exists());
-            if !is_there {
-                let _ = fs::remove_dir(folder.join(&id)); // marks keep it
-            }
+        if mark == REMOVING {
+            return hold::forget_remover(self.disk, &Thing::layer(id)); // for its marks, the kind of thing is the same
         }
-        Ok(())
+        disk::gone(fs::remove_file(path)).map_err(|source| StoreError::at("remove", path, source))
     }
 
-    /// The last of all: without it, nothing else of a process can be told to be a dead one's.
-    fn owners(&mut self) -> Result<(), StoreError> {
-        let folder = self.disk.folder(OWNERS);
-        for name in list(&folder)? {
-            let path = folder.join(name);
-            if !self.is_dry && self.disk.fate(&path)? == Fate::Dead {
-                let _ = fs::remove_file(&path);
-            }
+    fn owner(&mut self, path: &Path, _name: &str) -> Result<(), StoreError> {
+        if self.disk.fate(path)? != Fate::Dead {
+            return Ok(());
         }
-        Ok(())
+        disk::gone(fs::remove_file(path)).map_err(|source| StoreError::at("remove", path, source))
+    }
+}
+
+/// Refuses what no store has made, and what is not removed therefore.
+fn check_folder(path: &Path) -> Result<(), StoreError> {
+    match fs::symlink_metadata(path) {
+        Ok(meta) if !meta.is_dir() => Err(StoreError::io("read", path, io::Error::from_raw_os_error(libc::ENOTDIR))),
+        _ => Ok(()),
     }
 }
 
@@ -225,23 +241,24 @@ fn is_there(disk: &Disk, digest: &Digest) -> bool {
     Thing::image(digest).place(disk).join(IMAGE_RECORD).exists()
 }
 
-/// Removes names of images that are gone.
-pub(super) fn forget_names(disk: &Disk) -> Result<(), StoreError> {
-    let folder = disk.folder(NAMES);
-    for name in list(&folder)? {
-        let path = folder.join(name);
-        if let Ok(Some(digest)) = image::read_name(&path)
-            && !is_there(disk, &digest)
-        {
-            forget_name(disk, &path, &digest)?;
+/// Removes names of images that are gone, and what is remembered of their sources.
+pub(super) fn forget_gone(disk: &Disk, done: &mut Collected) {
+    let mut sweep = Sweep { disk, is_dry: false, done, dead: HashMap::new() };
+    sweep.each(NAMES, |sweep, path, _| match image::read_name(path) {
+        Ok(Some(digest)) if !is_there(sweep.disk, &digest) => forget_name(sweep.disk, path, &digest),
+        _ => Ok(()),
+    });
+    sweep.each(SOURCES, |sweep, path, _| {
+        if image::read_memo(path).is_some_and(|digest| is_there(sweep.disk, &digest)) {
+            return Ok(());
         }
-    }
-    Ok(())
+        disk::gone(fs::remove_file(path)).map_err(|source| StoreError::at("remove", path, source))
+    });
 }
 
 /// Removes a name, unless it is another image's by now. It is taken away before it is read, and put back if it is.
 fn forget_name(disk: &Disk, path: &Path, digest: &Digest) -> Result<(), StoreError> {
-    let aside = disk.folder(STAGING).join(disk.fresh_name()?);
+    let aside = disk.fresh_trash(NAMES);
     match fs::rename(path, &aside) {
         Err(error) if pulse::is_gone(&error) => return Ok(()),
         moved => moved.map_err(|source| StoreError::at("remove", path, source))?,
@@ -250,16 +267,4 @@ fn forget_name(disk: &Disk, path: &Path, digest: &Digest) -> Result<(), StoreErr
         let _ = fs::hard_link(&aside, path); // unless somebody has given it anew
     }
     fs::remove_file(&aside).map_err(|source| StoreError::at("remove", &aside, source))
-}
-
-/// Removes what is remembered of sources whose images are gone.
-pub(super) fn forget_sources(disk: &Disk) -> Result<(), StoreError> {
-    let folder = disk.folder(SOURCES);
-    for name in list(&folder)? {
-        let path = folder.join(name);
-        if !image::read_memo(&path).is_some_and(|digest| is_there(disk, &digest)) {
-            let _ = fs::remove_file(&path);
-        }
-    }
-    Ok(())
 }

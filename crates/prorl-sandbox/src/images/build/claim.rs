@@ -26,6 +26,7 @@ const CLAIMS: &str = "claims";
 #[derive(Debug)]
 pub(super) struct Turns {
     pulse: Arc<Pulse>,
+    owners: PathBuf,
     claims: PathBuf,
 }
 
@@ -45,9 +46,23 @@ impl Turns {
             fs::create_dir_all(folder).map_err(|error| ImageError::at("make", folder, error))?;
         }
         let at = |error| ImageError::at("mark this process in", &owners, error);
-        let pulse = Pulse::start(&owners).map_err(at)?;
-        pulse::remove_dead(&pulse, &owners).map_err(at)?;
-        Ok(Self { pulse: Arc::new(pulse), claims })
+        let pulse = Arc::new(Pulse::start(&owners).map_err(at)?);
+        Ok(Self { pulse, owners, claims })
+    }
+
+    /// Tells whether nobody builds by this token any more.
+    pub(super) fn is_gone(&self, token: &str) -> bool {
+        pulse::has_ended(&self.pulse, &self.owners.join(token)).unwrap_or(false)
+    }
+
+    /// Removes claims and marks of the dead, and returns how many they were.
+    pub(super) fn sweep(&self) -> Result<usize, ImageError> {
+        let at = |folder: &Path| {
+            let folder = folder.to_owned();
+            move |error| ImageError::at("remove what the dead have left in", &folder, error)
+        };
+        let n_claims = claim::remove_dead(&self.pulse, &self.claims).map_err(at(&self.claims))?;
+        Ok(n_claims + pulse::remove_dead(&self.pulse, &self.owners).map_err(at(&self.owners))?)
     }
 
     /// Returns a name that no other builder uses.

@@ -4,6 +4,7 @@ mod apptainer;
 mod claim;
 mod definition;
 mod inputs;
+mod left;
 mod pack;
 mod record;
 pub(super) mod run;
@@ -179,7 +180,8 @@ struct Inner {
 }
 
 impl ImageBuilder {
-    /// Opens the state folder, which is made when it is missing.
+    /// Opens the state folder, which is made when it is missing, and removes what dead builds have left there, as
+    /// [`sweep`](Self::sweep) does.
     ///
     /// # Errors
     /// When it cannot be made or written, or the compression is none.
@@ -193,10 +195,34 @@ impl ImageBuilder {
         let state = std::path::absolute(&config.state).map_err(|error| ImageError::at("find", &config.state, error))?;
         let config = BuilderConfig { state, ..config };
         let turns = Turns::open(&config.state)?;
-        for folder in ["records", "trees"].map(|name| config.state.join(name)) {
+        for folder in [record::RECORDS, left::TREES].map(|name| config.state.join(name)) {
             fs::create_dir_all(&folder).map_err(|error| ImageError::at("make", &folder, error))?;
         }
-        Ok(Self { inner: Arc::new(Inner { config, turns }) })
+        let builder = Self { inner: Arc::new(Inner { config, turns }) };
+        builder.tidy();
+        Ok(builder)
+    }
+
+    /// Removes what builds of any output in this state folder have left whose processes have ended: temporary trees, images half
+    /// made, and marks of who builds. Returns how many such things there were. What cannot be removed stays, with a warning.
+    /// Builds that go on are not touched. Blocks, for as long as removing takes.
+    ///
+    /// A build cleans up after itself unless its process ends first; this is for the rest. Each new builder and each build
+    /// begins with it.
+    ///
+    /// # Errors
+    /// When the state folder cannot be read or written.
+    pub fn sweep(&self) -> Result<usize, ImageError> {
+        let Inner { config, turns } = &*self.inner;
+        left::sweep(&config.state, &config.guest, turns)
+    }
+
+    /// Does the same, where that is not what was asked for.
+    fn tidy(&self) {
+        if let Err(error) = self.sweep() {
+            let error = &error as &dyn std::error::Error;
+            tracing::warn!(error, "what builds have left is not removed");
+        }
     }
 
     /// Returns the definition files that are shipped as templates.
@@ -216,14 +242,17 @@ impl ImageBuilder {
     ///
     /// The image appears whole and at once. Of builds of one output at the same time the first builds, and the others wait and
     /// take what it has built. A build that ends early, however, leaves no process; what it leaves of files, if this process
-    /// was killed, the next build of the output removes.
+    /// was killed or has ended meanwhile, the next build in the same state folder removes, see [`sweep`](Self::sweep).
     ///
     /// # Errors
     /// [`ImageError::Program`] with its last lines for a program that is missing or fails; [`ImageError::Source`] for a
-    /// definition or a lock file that is not right; [`ImageError::Cancelled`] soon after `cancel` was said.
+    /// definition or a lock file that is not right, or an output that is a folder; [`ImageError::Io`] for an output in a folder that
+    /// is missing or cannot be written, before anything is built; [`ImageError::Cancelled`] soon after `cancel` was said.
     pub fn build(&self, request: &BuildRequest, cancel: &Cancel, progress: &dyn Progress) -> Result<Built, ImageError> {
         let definition = load(&request.definition, &request.variables)?;
-        Work::new(&self.inner.config, request, &definition, cancel, progress)?.build(&self.inner.turns)
+        let work = Work::new(&self.inner.config, request, &definition, cancel, progress)?;
+        self.tidy();
+        work.build(&self.inner.turns)
     }
 
     /// Builds as [`build`](Self::build) does, on a thread for work that blocks.
@@ -232,7 +261,8 @@ impl ImageBuilder {
     /// See [`build`](Self::build).
     ///
     /// # Cancel safety
-    /// Dropping the future ends the build soon, as cancelling it does.
+    /// Dropping the future ends the build soon, as cancelling it does. The drop does not wait for that: of a process that ends
+    /// right after it the next build removes what is left.
     ///
     /// # Panics
     /// When the build does.

@@ -13,6 +13,10 @@ use crate::{images::ImageError, store::Digest};
 /// The form of records here. One of another form is not known, which means a rebuild.
 const FORMAT: u32 = 1;
 
+/// The folder, in a state, of records, and how their names end. One that is being written ends in the name of its build.
+pub(super) const RECORDS: &str = "records";
+pub(super) const ENDING: &str = "json";
+
 /// Digits of a digest that are shown.
 const SHOWN_DIGITS: usize = 12;
 
@@ -35,7 +39,7 @@ pub(super) struct Facts {
     pub(super) compression: String,
     /// Of prorl.
     pub(super) version: String,
-    /// What the definition builds on, where the mode asks for it.
+    /// What the definition builds on; nothing as long as that was not looked at.
     pub(super) bases: Option<Vec<Input>>,
     /// Its lock files, where the mode asks for them.
     pub(super) locks: Option<Vec<Input>>,
@@ -140,8 +144,11 @@ impl Last {
                     return changed("prorl's version", &then.version, &facts.version);
                 }
                 let (then, now) = (then.bases.as_ref(), facts.bases.as_deref().unwrap_or_default());
-                let Some(then) = then else {
-                    return Err("rebuilt: the last build took no note of the base image".to_owned());
+                let then = match then {
+                    Some(then) => then.as_slice(),
+                    // The definition is the same.
+                    None if now.is_empty() => &[],
+                    None => return Err("rebuilt: the last build took no note of the base image".to_owned()),
                 };
                 match difference("the base image", then, now) {
                     Some(reason) => Err(reason),
@@ -211,7 +218,7 @@ fn short(digest: &Digest) -> String {
 
 /// Returns where the record of an output is.
 pub(super) fn path(state: &Path, key: &str) -> PathBuf {
-    state.join("records").join(format!("{key}.json"))
+    state.join(RECORDS).join(format!("{key}.{ENDING}"))
 }
 
 #[cfg(test)]
@@ -282,6 +289,9 @@ mod tests {
         let unnoted = Facts { bases: None, locks: None, ..facts() };
         assert!(judged(CacheMode::Versioned, &unnoted, &facts()).unwrap_err().contains("no note of the base image"));
         assert!(judged(CacheMode::Lock, &unnoted, &facts()).unwrap_err().contains("no note of lock files"));
+        let without = Facts { bases: Some(Vec::new()), ..facts() };
+        let said = judged(CacheMode::Versioned, &unnoted, &without).unwrap();
+        assert_eq!(said, "reused: nothing that it is made from changed");
     }
 
     #[test]

@@ -7,13 +7,14 @@ use std::{
     sync::atomic::{AtomicU64, Ordering},
 };
 
+use nix::unistd::{AccessFlags, eaccess};
 use tokio::time::Instant;
 
 use super::{
     BuildRequest, BuilderConfig, Built, CacheMode, apptainer,
     claim::Turns,
     definition::DefinitionFile,
-    inputs, pack,
+    inputs, left, pack,
     record::{self, Facts, Last, Record},
     run,
 };
@@ -89,7 +90,7 @@ impl<'a> Work<'a> {
             Last::Known(_) if self.output.is_file() => Some(inputs::of_file(&self.output, self.cancel)?),
             Last::Known(_) => None,
         };
-        let facts = self.facts(locks)?;
+        let mut facts = self.facts(locks)?;
         let reason = match last.judge(self.request.mode, &facts, is_fresh, found.as_ref()) {
             Err(reason) => reason,
             Ok(reason) => {
@@ -97,6 +98,14 @@ impl<'a> Work<'a> {
                 return Ok(self.built(digest, true, reason));
             }
         };
+        self.check_place()?;
+        if facts.bases.is_none() {
+            // So that the next build can ask, whatever its mode. One that cannot be read is the build's to tell.
+            facts.bases = match self.bases() {
+                Err(ImageError::Cancelled) => return Err(ImageError::Cancelled),
+                bases => bases.ok(),
+            };
+        }
         let digest = self.make(turns, &record, facts)?;
         Ok(self.built(digest, false, reason))
     }
@@ -112,13 +121,21 @@ impl<'a> Work<'a> {
         }
     }
 
+    /// Sees whether an image can be put into its place, before one is made.
+    fn check_place(&self) -> Result<(), ImageError> {
+        eaccess(&self.folder, AccessFlags::W_OK | AccessFlags::X_OK)
+            .map_err(|error| ImageError::at("write into folder", &self.folder, error.into()))
+    }
+
+    fn bases(&self) -> Result<Vec<inputs::Input>, ImageError> {
+        self.progress.begin("read the base", None);
+        inputs::of_bases(self.definition, self.cancel)
+    }
+
     /// Finds out what the build depends on, as far as the mode asks: reading a base takes time.
     fn facts(&self, locks: Option<Vec<inputs::Input>>) -> Result<Facts, ImageError> {
         let bases = match self.request.mode {
-            CacheMode::Versioned => {
-                self.progress.begin("read the base", None);
-                Some(inputs::of_bases(self.definition, self.cancel)?)
-            }
+            CacheMode::Versioned => Some(self.bases()?),
             CacheMode::Scratch | CacheMode::Lock => None,
         };
         Ok(Facts {
@@ -136,11 +153,11 @@ impl<'a> Work<'a> {
 
         let build = format!("{}-{}", turns.token(), COUNT.fetch_add(1, Ordering::Relaxed));
         let scrap = Scrap {
-            tree: self.config.state.join("trees").join(format!("{}.{build}", self.key)),
+            tree: left::tree(&self.config.state, &self.key, &build),
             part: self.folder.join(format!("{}{build}{}", self.part_prefix(), PART.1)),
         };
         fs::create_dir(&scrap.tree).map_err(|error| ImageError::at("make", &scrap.tree, error))?;
-        let made = self.pack(&scrap).and_then(|()| {
+        let made = left::note_part(&scrap.tree, &scrap.part).and_then(|()| self.pack(&scrap)).and_then(|()| {
             let digest = inputs::of_file(&scrap.part, self.cancel)?;
             // Who is killed between the two leaves a record of another image than is there, and the next build sees that.
             fs::rename(&scrap.part, &self.output)
@@ -148,8 +165,9 @@ impl<'a> Work<'a> {
             Record::new(build, digest.clone(), facts).write(record)?;
             Ok(digest)
         });
-        self.remove(&scrap.tree);
+        // The one that tells of the other goes last.
         self.remove(&scrap.part);
+        self.remove(&scrap.tree);
         made
     }
 
@@ -199,8 +217,8 @@ impl<'a> Work<'a> {
 
     /// Removes what dead builds of this output have left. Nobody else builds it now.
     fn sweep(&self) -> Result<(), ImageError> {
-        let trees = self.config.state.join("trees");
-        let prefixes = [(trees.as_path(), format!("{}.", self.key)), (self.folder.as_path(), self.part_prefix())];
+        let trees = self.config.state.join(left::TREES);
+        let prefixes = [(self.folder.as_path(), self.part_prefix()), (trees.as_path(), format!("{}.", self.key))];
         for (folder, prefix) in prefixes {
             let at = |error| ImageError::at("list", folder, error);
             for entry in fs::read_dir(folder).map_err(at)? {

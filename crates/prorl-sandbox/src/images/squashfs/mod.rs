@@ -33,6 +33,9 @@ use self::{files::Writer, metadata::Metadata, packed::Packed, shared::Shared, tr
 use super::{ImageError, meter::Meter, notes::Notes};
 use crate::SandboxUser;
 
+/// More threads than this only wait for each other, and a process may not have very many.
+const MAX_THREADS: usize = 64;
+
 /// How many folders are worth a thread's while.
 const MIN_FOLDERS: usize = 256;
 
@@ -55,7 +58,7 @@ pub(crate) fn unpack(
 ) -> Result<Notes, ImageError> {
     let shared = Shared::new(Packed::new(file, offset, len), meter, root, owner)?;
     meter.progress.begin("unpack", Some(len));
-    let threads = threads.get();
+    let threads = threads.get().min(MAX_THREADS);
     let mut notes = Notes::default();
     let mut folders = None;
     thread::scope(|scope| {

@@ -207,6 +207,7 @@ fn root_gives_everything_to_the_owner() {
     }
     let owner = crate::SandboxUser { uid: 65534, gid: 65534 };
     let mut world = World::new();
+    fs::set_permissions(world.path(""), fs::Permissions::from_mode(0o755)).unwrap();
     let config = StoreConfig { owner: Some(owner), ..StoreConfig::new(world.path("store-of-owner")) };
     world.unpacker.store = ImageStore::open(config).unwrap();
     let tar = Tar::default().folder("bin", 0o755).mode_file("bin/su", b"", 0o4755).link("link", "bin").file("a/b", b"");

@@ -1,8 +1,5 @@
 use super::*;
-use crate::{
-    SandboxUser,
-    store::{Base, Collect, Layer, LayerRecord, LayerUsers},
-};
+use crate::store::{Base, Collect, Layer, LayerRecord, LayerUsers};
 
 fn record(below: &[&Layer]) -> LayerRecord {
     LayerRecord {
@@ -103,9 +100,8 @@ fn roots_are_given_to_the_sandboxes_user() {
     if !nix::unistd::geteuid().is_root() {
         return skip("roots_are_given_to_the_sandboxes_user", "only root can give files away");
     }
-    let folder = tempfile::tempdir().unwrap();
-    let owner = Some(SandboxUser { uid: 65_534, gid: 65_533 });
-    let store = ImageStore::open(StoreConfig { owner, ..StoreConfig::new(folder.path().join("store")) }).unwrap();
+    let folder = open_folder();
+    let store = open_for(&folder.path().join("store"), 65_533);
     let staging = store.stage_layer().unwrap();
     let image = ensure(&store, 1);
     for root in [staging.root(), image.root().to_owned()] {

@@ -7,11 +7,14 @@ mod layers;
 mod once;
 mod opening;
 mod references;
+mod rights;
 mod trees;
+mod trouble;
 
 use std::{
     fs::{self, File},
     io::{self, Write as _},
+    os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
     process::{Command, Output},
     time::{Duration, SystemTime},
@@ -20,6 +23,7 @@ use std::{
 use tempfile::TempDir;
 
 use super::{Digest, EnsureError, Filled, ImageStore, SourceKey, StoreConfig, StoreError, StoredImage};
+use crate::SandboxUser;
 
 /// How many files an image of these tests has.
 const N_FILES: u32 = 20;
@@ -33,6 +37,19 @@ fn fresh() -> (TempDir, ImageStore) {
 
 fn open(dir: &Path) -> ImageStore {
     ImageStore::open(StoreConfig::new(dir)).unwrap()
+}
+
+/// A folder that every user may pass.
+fn open_folder() -> TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    folder
+}
+
+/// Opens a store for sandboxes of user 65534 and a group.
+fn open_for(dir: &Path, gid: u32) -> ImageStore {
+    let owner = Some(SandboxUser { uid: 65_534, gid });
+    ImageStore::open(StoreConfig { owner, ..StoreConfig::new(dir) }).unwrap()
 }
 
 fn digest(number: u32) -> Digest {
@@ -96,8 +113,9 @@ fn names(store: &ImageStore, folder: &str) -> Vec<String> {
     names
 }
 
-/// Asserts that nothing half made or half removed is there.
+/// Asserts that nothing half made or half removed is there, after what is being removed.
 fn assert_tidy(store: &ImageStore) {
+    store.inner.janitor.wait(&store.inner.disk);
     for folder in ["staging", "trash", "claims"] {
         assert_eq!(names(store, folder), Vec::<String>::new(), "{folder}");
     }

@@ -72,15 +72,47 @@ fn a_builder_that_is_killed_leaves_nothing_that_stays() {
     builder.wait().unwrap();
     assert!(held.ends());
     assert_eq!(names(&bench.path("out")).iter().filter(|name| !name.starts_with('.')).count(), 0);
-    // Whoever comes next waits for nobody, and removes what is left.
+    // Whoever comes next, for whatever output, waits for nobody, and removes what is left.
+    assert_eq!(names(&bench.path("state/owners")).len(), 2);
+    bench.build(&request("Bootstrap: none\n", bench.path("out/other.sif"))).unwrap_err();
+    assert_eq!(bench.outputs(), Vec::<String>::new());
+    assert_eq!(names(&bench.path("state/owners")).len(), 1);
     assert_eq!(bench.reason(&bench.plain()), "built: there was no image yet");
     assert_eq!(bench.outputs(), ["image.sif"]);
-    // A process that begins removes what dead ones have left to tell that they live.
-    assert_eq!(names(&bench.path("state/owners")).len(), 2);
-    let again = beside(bench.folder.path());
-    assert_eq!(names(&bench.path("state/owners")).len(), 2);
-    drop(again);
-    assert_eq!(names(&bench.path("state/owners")).len(), 1);
+}
+
+#[test]
+fn what_ended_processes_have_left_is_swept_and_nothing_else() {
+    let bench = Bench::new();
+    let living = names(&bench.path("state/owners")).remove(0);
+    let make = |token: &str, part: &str| {
+        let tree = bench.path(&format!("state/trees/0123abcd.{token}-7"));
+        fs::create_dir_all(tree.join("build-temp/rootfs")).unwrap();
+        let part = bench.path(part);
+        fs::write(&part, "half").unwrap();
+        fs::write(tree.join("part"), part.as_os_str().as_encoded_bytes()).unwrap();
+        fs::write(bench.path(&format!("state/records/0123abcd.{token}-7")), "{").unwrap();
+    };
+    make(&living, &format!("out/.living.sif.{living}-7.part"));
+    fs::write(bench.path("state/records/0123abcd.json"), "{}").unwrap();
+    assert_eq!(bench.builder.sweep().unwrap(), 0);
+    make("gone-1-2-0", "out/.gone.sif.gone-1-2-0-7.part");
+    // One whose file is none of a build is not believed.
+    make("odd-1-2-0", "out/odd.sif");
+    assert_eq!(bench.builder.sweep().unwrap(), 5);
+    let left = |folder: &str| names(&bench.path(folder));
+    assert_eq!(left("out"), [format!(".living.sif.{living}-7.part"), "odd.sif".to_owned()]);
+    assert_eq!(left("state/trees"), [format!("0123abcd.{living}-7")]);
+    let mut records = left("state/records");
+    records.sort_by_key(|name| name != "0123abcd.json"); // the machine's name may begin with a capital letter
+    assert_eq!(records, ["0123abcd.json".to_owned(), format!("0123abcd.{living}-7")]);
+    // The next builder removes what the last has left, by itself.
+    let folder = bench.folder;
+    drop(bench.builder);
+    let next = beside(folder.path());
+    assert_eq!(names(&folder.path().join("out")), ["odd.sif"]);
+    assert_eq!(names(&folder.path().join("state/trees")), Vec::<String>::new());
+    assert_eq!(next.sweep().unwrap(), 0);
 }
 
 #[test]
@@ -107,12 +139,13 @@ fn a_script_that_fails_is_told_by_its_last_lines() {
     let Some(bench) = Bench::if_there("a_script_that_fails_is_told_by_its_last_lines", &PROGRAMS) else { return };
     bench.reason(&bench.plain());
     let before = fs::read(bench.output()).unwrap();
-    let script = "    seq 1 100\n    echo 'no such \x1b[31mthing' >&2\n    exit 3";
+    let script = "    set -x\n    seq 1 100\n    echo 'no such \x1b[31mthing' >&2\n    exit 3";
     let error = bench.build(&bench.with_script(script)).unwrap_err();
     assert!(matches!(&error, ImageError::Program { .. }), "{error:?}");
     let said = error.to_string();
     assert!(said.contains("no such thing\n") && said.contains("\n100\n"), "{said}");
-    assert!(!said.contains("\n50\n"), "{said}");
+    assert!(!said.contains("\n50\n") && !said.contains("\n+ "), "{said}");
+    assert!(said.find("\nFATAL: ").unwrap() < said.find("\n100\n").unwrap(), "{said}");
     assert!(said.contains("while it built ") && said.contains("from test.def"), "{said}");
     // The image that was there is there.
     assert_eq!(bench.outputs(), ["image.sif"]);

@@ -1,10 +1,11 @@
 //! When an image that is there will do, and what is said about it.
 
-use std::{fs, path::PathBuf};
+use std::{fs, os::unix::fs::PermissionsExt as _, path::PathBuf};
 
 use prorl_sandbox::images::{CacheMode, Compression, Definition};
 
 use super::{Bench, are_there, names};
+use crate::support::{is_root, skip};
 
 const PROGRAMS: [&str; 1] = ["mksquashfs"];
 
@@ -23,7 +24,7 @@ fn versioned_follows_the_base() {
     let mut request = bench.plain();
     bench.reason(&request);
     request.mode = CacheMode::Versioned;
-    assert_eq!(bench.reason(&request), "rebuilt: the last build took no note of the base image");
+    // The mode scratch has taken note of the base, for this one.
     let built = bench.build(&request).unwrap();
     let start = format!("reused: {} is unchanged (sha256:", bench.base().display());
     assert!(built.reused && built.reason.starts_with(&start), "{}", built.reason);
@@ -69,6 +70,43 @@ fn lock_follows_the_lock_files() {
     request.locks.truncate(1);
     assert!(bench.reason(&request).contains("is no longer one"));
     assert_eq!(bench.reason(&request), "reused: the lock file is byte-identical");
+    request.mode = CacheMode::Versioned;
+    assert!(bench.reason(&request).ends_with("..)"), "the base is unchanged");
+    fs::write(bench.base().join("more still"), "").unwrap();
+    assert!(bench.reason(&request).starts_with("rebuilt: the base image "));
+}
+
+#[test]
+fn versioned_reuses_what_builds_on_nothing() {
+    let Some(bench) = Bench::if_there("versioned_reuses_what_builds_on_nothing", &["apptainer", "mksquashfs"]) else {
+        return;
+    };
+    let mut request = bench.with_script("    true");
+    bench.reason(&request);
+    request.mode = CacheMode::Versioned;
+    assert_eq!(bench.reason(&request), "reused: nothing that it is made from changed");
+}
+
+#[test]
+fn a_folder_that_cannot_be_written_is_told_before_anything_is_built() {
+    let test = "a_folder_that_cannot_be_written_is_told_before_anything_is_built";
+    let Some(bench) = Bench::if_there(test, &PROGRAMS) else { return };
+    if is_root() {
+        return skip(test, "root writes into every folder");
+    }
+    let mut request = bench.plain();
+    request.mode = CacheMode::Versioned;
+    bench.reason(&request);
+    let set = |mode| fs::set_permissions(bench.path("out"), fs::Permissions::from_mode(mode)).unwrap();
+    set(0o555);
+    // What is there can be used.
+    assert!(bench.reason(&request).starts_with("reused: "));
+    fs::write(bench.base().join("more"), "").unwrap();
+    let error = bench.build(&request).unwrap_err();
+    set(0o755);
+    let said = error.to_string();
+    assert!(said.starts_with("failed to write into folder ") && said.ends_with("/out"), "{said}");
+    assert_eq!(bench.outputs(), ["image.sif"]);
 }
 
 #[test]
