@@ -72,10 +72,15 @@ impl Stat {
         // The name in brackets may hold anything, brackets and blanks too; numbers follow the last bracket.
         let end = line.iter().rposition(|byte| *byte == b')')?;
         let fields: Vec<_> = std::str::from_utf8(&line[end + 1..]).ok()?.split_ascii_whitespace().collect();
+        // One that is just being reaped has neither any more, and the kernel tells -1.
+        let number = |idx: usize| match *fields.get(idx)? {
+            "-1" => Some(0),
+            text => text.parse().ok(),
+        };
         Some(Self {
             #[cfg(feature = "host")]
-            parent: fields.get(1)?.parse().ok()?,
-            session: fields.get(3)?.parse().ok()?,
+            parent: number(1)?,
+            session: number(3)?,
             started: fields.get(19)?.parse().ok()?,
         })
     }
@@ -284,6 +289,8 @@ mod tests {
     fn a_name_of_brackets_and_blanks_hides_nothing() {
         let line = b"42 (a) b (\xff 1 2 3) S 7 8 9 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 4711 1 2\n";
         assert_eq!(Stat::parse(line), Some(Stat { parent: 7, session: 9, started: 4711 }));
+        let reaped = b"42 (a) X 0 -1 -1 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 4711 0 0 18446744073709551615 0";
+        assert_eq!(Stat::parse(reaped), Some(Stat { parent: 0, session: 0, started: 4711 }));
         assert_eq!(Stat::parse(b"42 (a) S 7 8 9"), None);
         assert_eq!(Stat::parse(b""), None);
     }
