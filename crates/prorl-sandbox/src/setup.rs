@@ -252,6 +252,7 @@ pub(crate) mod step {
     pub(crate) const OPEN_IMAGE: &str = "open image";
     pub(crate) const OPEN_LAYER: &str = "open layer";
     pub(crate) const LAYER_IDS: &str = "own the files of layers";
+    #[cfg(feature = "init")]
     pub(crate) const PUT_LAYERS: &str = "put layers over the image";
     pub(crate) const OPEN_BIND: &str = "open bind source";
     pub(crate) const MOUNT: &str = "mount";
