@@ -286,16 +286,13 @@ impl Environment {
         self.runtime(&common, Form::of(image)).map_err(|problem| refused(&problem))
     }
 
-    /// Returns what to start for a job from an image: its network, its limits, and the variables that the image sets.
+    /// Returns what to start for a job from an image: its network and its limits.
     ///
     /// # Errors
     /// When the request has a field that [`check`](Self::check) refuses.
     pub fn sandbox_spec(&self, job: &JobContext, image: Image) -> Result<SandboxSpec, StageError> {
         let common = job.instance().common().map_err(|problem| refused(&problem))?;
         let mut spec = SandboxSpec::new(&self.guest);
-        if let Image::Stored(stored) = &image {
-            spec.env.clone_from(&stored.filled().env);
-        }
         spec.image = image;
         spec.fakeroot = common.fakeroot;
         if common.network == NetworkChoice::Host {

@@ -11,7 +11,7 @@ use anyhow::Context;
 use serde::Serialize;
 
 use self::material::Material;
-use super::{machine::Machine, report::table};
+use super::{machine::Machine, report::tell};
 use crate::{output, stop::Signals};
 
 /// Arguments of `prorl bench images`.
@@ -70,12 +70,7 @@ pub(crate) async fn main(args: Args) -> anyhow::Result<ExitCode> {
         report = measure(&args) => report?,
         signal = signals.next() => anyhow::bail!("ended by {signal}"),
     };
-    let report = serde_json::to_value(report)?;
-    if args.json {
-        output::say(report);
-    } else {
-        output::say(table(&report));
-    }
+    tell(&report, args.json)?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -1,4 +1,4 @@
-//! What `prorl bench sandbox` tells, as JSON or as a table of the same.
+//! What `prorl bench` tells, as JSON or as a table of the same.
 
 use std::time::Duration;
 
@@ -12,6 +12,7 @@ use super::{
     machine::Machine,
     memory::Memory,
 };
+use crate::output;
 
 /// Everything that was measured.
 #[derive(Debug, Serialize)]
@@ -92,8 +93,19 @@ impl BareFigures {
     }
 }
 
+/// Tells a report: to a program, or to a person.
+pub(super) fn tell(report: &impl Serialize, is_for_programs: bool) -> anyhow::Result<()> {
+    let report = serde_json::to_value(report)?;
+    if is_for_programs {
+        output::say(report);
+    } else {
+        output::say(table(&report));
+    }
+    Ok(())
+}
+
 /// Shows a report with one line for each value, by its path in the JSON.
-pub(super) fn table(report: &Value) -> Table {
+fn table(report: &Value) -> Table {
     let mut table = Table::new();
     table.load_preset(UTF8_FULL_CONDENSED);
     let mut lines = Vec::new();

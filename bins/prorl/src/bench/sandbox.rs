@@ -13,7 +13,7 @@ use super::{
     figures::{Spread, millis, ratio},
     machine::{self, Machine},
     memory::Memory,
-    report::{Alive, BareFigures, Burst, Figures, Report, table},
+    report::{Alive, BareFigures, Burst, Figures, Report, tell},
     runtimes::Runtimes,
 };
 use crate::{output, stop::Signals};
@@ -75,12 +75,7 @@ pub(crate) async fn main(args: Args) -> anyhow::Result<ExitCode> {
         // What runs is dropped, and what is dropped is killed.
         signal = signals.next() => anyhow::bail!("ended by {signal}"),
     };
-    let report = serde_json::to_value(report)?;
-    if args.json {
-        output::say(report);
-    } else {
-        output::say(table(&report));
-    }
+    tell(&report, args.json)?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -215,17 +215,7 @@ impl<'a> Owner<'a> {
                 self.signal_launcher(Signal::SIGKILL);
             }
         }
-        for (patience, signal) in [(LEFT[0], Signal::SIGTERM), (LEFT[1], Signal::SIGKILL)] {
-            if self.children_end(patience) {
-                return;
-            }
-            signal_all(signal);
-        }
-        // Each child that dies may leave another one to us.
-        let killed = Clock::start(KILLED);
-        while !killed.is_over() && !self.children_end(LEFT[0]) {
-            signal_all(Signal::SIGKILL);
-        }
+        end_rest(LEFT, |patience| self.children_end(patience));
     }
 
     fn signal_launcher(&self, signal: Signal) {
@@ -307,8 +297,24 @@ fn spawn(
         .spawn()
 }
 
+/// Ends every child that is left: waits for them to end by themselves and then when asked, as long as `left` says, and kills.
+/// `children_end` waits until no child is left, or for so long, and tells which.
+pub(super) fn end_rest(left: [Duration; 2], mut children_end: impl FnMut(Duration) -> bool) {
+    for (patience, signal) in [(left[0], Signal::SIGTERM), (left[1], Signal::SIGKILL)] {
+        if children_end(patience) {
+            return;
+        }
+        signal_all(signal);
+    }
+    // Each child that dies may leave another one to us.
+    let killed = Clock::start(KILLED);
+    while !killed.is_over() && !children_end(left[0]) {
+        signal_all(Signal::SIGKILL);
+    }
+}
+
 /// Signals every child. One that has just ended does not mind.
-pub(super) fn signal_all(signal: Signal) {
+fn signal_all(signal: Signal) {
     for child in children() {
         let _ = kill(child, signal);
     }

@@ -32,7 +32,7 @@ use rustix::{
 use super::{
     At,
     clock::Clock,
-    launch::{children, signal_all},
+    launch::{children, end_rest},
     stream,
 };
 use crate::{
@@ -49,9 +49,6 @@ const ASKED: Duration = Duration::from_secs(10);
 
 /// How long what a program has left may take to end by itself, and then to do so when asked.
 const LEFT: [Duration; 2] = [Duration::from_millis(50), Duration::from_millis(500)];
-
-/// How long the kernel may take to end what was killed.
-const KILLED: Duration = Duration::from_secs(5);
 
 /// How many ids the first line has of a map of every id.
 const SHORT_LINE: u32 = 1 << 16;
@@ -166,17 +163,7 @@ impl Owner<'_> {
                 self.children_end(LEFT[0]);
             }
         }
-        for (patience, signal) in [(LEFT[0], Signal::SIGTERM), (LEFT[1], Signal::SIGKILL)] {
-            if self.children_end(patience) {
-                return;
-            }
-            signal_all(signal);
-        }
-        // Each child that dies may leave another one to us.
-        let killed = Clock::start(KILLED);
-        while !killed.is_over() && !self.children_end(LEFT[0]) {
-            signal_all(Signal::SIGKILL);
-        }
+        end_rest(LEFT, |patience| self.children_end(patience));
     }
 
     /// Waits until no child is left, or for so long; tells which.
