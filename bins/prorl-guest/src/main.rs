@@ -54,10 +54,10 @@ fn main() -> ExitCode {
         bash: programs.bash.clone(),
         python: programs.python.clone(),
     };
-    if init::greet(&channel, &Greeting::Ready(hello), &facts.kept).is_err() {
+    if init::greet(&channel, &Greeting::Ready(hello), &facts.shown).is_err() {
         return ExitCode::FAILURE;
     }
-    drop(facts.kept); // the host's now
+    drop(facts.shown); // the host's now
     guest::serve(channel, programs)
 }
 

@@ -23,6 +23,8 @@ mod freeze;
 #[cfg(feature = "images")]
 pub mod images;
 #[cfg(feature = "host")]
+mod limits;
+#[cfg(feature = "host")]
 mod namespace;
 #[cfg(feature = "host")]
 mod runtime;
@@ -36,11 +38,15 @@ mod spec;
 mod start;
 #[cfg(feature = "host")]
 pub mod store;
+#[cfg(feature = "host")]
+mod watch;
 
 #[cfg(feature = "host")]
 pub use error::{LauncherFault, SandboxError};
 #[cfg(feature = "host")]
 pub use freeze::FreezeError;
+#[cfg(feature = "host")]
+pub use limits::{DiskPlace, Exceeded, Limits};
 #[cfg(feature = "host")]
 pub use namespace::{NamespaceConfig, NamespaceRuntime};
 #[cfg(feature = "host")]

@@ -9,7 +9,7 @@ use std::{
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
 /// The most descriptors that one parcel holds.
-pub(crate) const MAX_FILES: usize = 3;
+pub(crate) const MAX_FILES: usize = 6;
 
 /// Sends bytes with copies of open files, at most [`MAX_FILES`]; returns how many of the bytes went along.
 pub(crate) fn send(channel: impl AsFd, bytes: &[u8], files: &[BorrowedFd<'_>]) -> io::Result<usize> {

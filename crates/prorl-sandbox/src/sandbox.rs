@@ -1,12 +1,13 @@
 use std::{
     any::Any,
     fs, io, mem,
-    net::{Ipv4Addr, Shutdown},
+    net::{Ipv4Addr, Shutdown, TcpListener},
     os::{
         fd::{AsFd as _, OwnedFd},
         unix::{fs::MetadataExt as _, net::UnixStream as StdStream},
     },
     path::PathBuf,
+    sync::Arc,
     time::Duration,
 };
 
@@ -19,12 +20,13 @@ use rustix::process::{
 use tokio::{io::unix::AsyncFd, net::UnixStream, process::Child, runtime::Handle as Runtime, time::timeout};
 
 use crate::{
-    Image, SandboxError, SandboxSpec,
+    Exceeded, Image, SandboxError, SandboxSpec,
     freeze::Freezable,
     node::{Claim, Handle, Maker, Process, Reach, descends, has_ended},
     start::Kind,
     store::Layer,
     sys,
+    watch::{Log, Watched},
 };
 
 /// How long the kernel may take to empty a namespace whose process 1 was killed.
@@ -56,12 +58,23 @@ pub struct Sandbox {
     facts: Facts,
     channel: Option<UnixStream>,
     pub(crate) processes: Processes,
-    /// What it stands on, until nothing of it is left.
-    ground: Mutex<Option<Ground>>,
+    /// What it stands on and is held to, until nothing of it is left.
+    held: Mutex<Option<Held>>,
+    /// What it wanted more of than it may have.
+    log: Arc<Log>,
+    proxy: Option<TcpListener>,
     /// What it can be frozen by, until it ends.
     pub(crate) freezable: Mutex<Option<Freezable>>,
     /// Whether it was ever meant to be.
     pub(crate) is_freezable: bool,
+}
+
+/// What is let go of with the last process.
+#[derive(Debug)]
+pub(crate) struct Held {
+    #[expect(dead_code, reason = "held for its drop")]
+    pub(crate) ground: Ground,
+    pub(crate) watched: Watched,
 }
 
 /// An image and layers that a store may remove when nobody holds them.
@@ -82,12 +95,14 @@ impl Sandbox {
         facts: Facts,
         channel: UnixStream,
         processes: Processes,
-        ground: Ground,
+        held: Held,
+        proxy: Option<TcpListener>,
         freezable: Option<Freezable>,
     ) -> Self {
         let is_freezable = freezable.is_some();
-        let (ground, freezable) = (Mutex::new(Some(ground)), Mutex::new(freezable));
-        Self { facts, channel: Some(channel), processes, ground, freezable, is_freezable }
+        let log = Arc::clone(held.watched.log());
+        let (held, freezable) = (Mutex::new(Some(held)), Mutex::new(freezable));
+        Self { facts, channel: Some(channel), processes, held, log, proxy, freezable, is_freezable }
     }
 
     /// Returns the sandbox's name, unique on this node while this process lives.
@@ -107,6 +122,18 @@ impl Sandbox {
         self.channel.take()
     }
 
+    /// Gives out the socket that listens inside at [`proxy_port`](SandboxSpec::proxy_port); once, and nothing where none was asked
+    /// for. Whatever connects to it inside is accepted here.
+    pub fn take_proxy(&mut self) -> Option<TcpListener> {
+        self.proxy.take()
+    }
+
+    /// Returns which limits were exceeded since this was last asked, in order: to be told with the result of what ran
+    /// meanwhile. The same thing that goes on is told again only after a while.
+    pub fn take_exceeded(&self) -> Vec<Exceeded> {
+        self.log.take()
+    }
+
     /// Closes the channel, at whose end the guest ends everything inside; kills after `grace`; returns when the kernel
     /// has said that nothing is left in the pid namespace. Calling it twice, or at once, is harmless.
     ///
@@ -118,7 +145,7 @@ impl Sandbox {
     pub async fn shutdown(&self, grace: Duration) -> Result<(), SandboxError> {
         drop(self.freezable.lock().take());
         self.processes.shutdown(grace).await?;
-        drop(self.ground.lock().take());
+        drop(self.held.lock().take());
         Ok(())
     }
 
@@ -129,7 +156,7 @@ impl Sandbox {
     pub async fn wait_dead(&self) {
         self.processes.gone().await;
         drop(self.freezable.lock().take());
-        drop(self.ground.lock().take());
+        drop(self.held.lock().take());
     }
 }
 

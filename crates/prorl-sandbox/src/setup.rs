@@ -195,9 +195,26 @@ pub struct Setup {
     pub no_range: Option<String>,
     /// The sandbox's own address on a loopback interface that it shares with the host.
     pub loopback: Option<Ipv4Addr>,
+    /// The port of the sandbox's loopback interface at which the guest opens a listening socket for the host.
+    pub proxy_port: Option<u16>,
+    /// What the kernel holds tasks to.
+    pub walls: Walls,
     /// Inode number of the user namespace that the host and a launcher's owner are in. A launched guest must find itself in
     /// another.
     pub outer_namespace: Option<u64>,
+}
+
+/// Limits that the kernel holds a sandbox's tasks to by itself. Nothing is no limit of ours.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Walls {
+    /// Processes and threads of all tasks together.
+    pub pids: Option<u32>,
+    /// Files that one task may have open.
+    pub open_files: Option<u64>,
+    /// Size of one file, in bytes.
+    pub file_bytes: Option<u64>,
+    /// The processors that the sandbox may run on, by number; all where none is named.
+    pub cpus: Vec<u32>,
 }
 
 /// Tells a guest that a launcher started it: it answers to its owner on standard output, first of all.

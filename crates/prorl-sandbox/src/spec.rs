@@ -9,8 +9,8 @@ use std::{
 use prorl_core::hello;
 
 use crate::{
-    Bind, Network, SandboxError, SandboxUser,
-    setup::{self, Setup},
+    Bind, Limits, Network, SandboxError, SandboxUser,
+    setup::{self, Setup, Walls},
     store::{Base, Layer, LayerUsers, StoredImage},
 };
 
@@ -81,6 +81,11 @@ pub struct SandboxSpec {
     pub layer_bytes: u64,
     /// Size limits of `/tmp` and of `/dev/shm`, each, in bytes. They are memory.
     pub tmp_bytes: u64,
+    /// What it may use beside that.
+    pub limits: Limits,
+    /// Where a way out is to begin, if it has no network but its own: the port of its loopback interface at which the host
+    /// listens, see [`Sandbox::take_proxy`](crate::Sandbox::take_proxy). The variables that programs look for are set to it.
+    pub proxy_port: Option<u16>,
     /// What of the host is shown inside.
     pub binds: Vec<Bind>,
     /// How long the guest may take until its hello.
@@ -104,6 +109,8 @@ impl SandboxSpec {
             network: Network::None,
             layer_bytes: 2 << 30,
             tmp_bytes: 512 << 20,
+            limits: Limits::default(),
+            proxy_port: None,
             binds: Vec::new(),
             start_timeout: Duration::from_secs(10),
             max_life: MAX_LIFE,
@@ -133,8 +140,16 @@ impl SandboxSpec {
             become_user,
             no_range: None,
             loopback: None,
+            proxy_port: self.proxy_port,
+            walls: self.walls(),
             outer_namespace: None,
         })
+    }
+
+    /// Returns the limits that the kernel keeps.
+    fn walls(&self) -> Walls {
+        let Limits { pids, open_files, file_bytes, .. } = self.limits;
+        Walls { pids, open_files, file_bytes, cpus: Vec::new() }
     }
 
     /// Returns the image's variables and then its own, so that its own win. What is wrong with an image's is no fault of whoever

@@ -2,6 +2,7 @@
 
 use std::{
     io,
+    net::TcpListener,
     os::{
         fd::{AsFd, AsRawFd, OwnedFd, RawFd},
         unix::net::UnixStream as StdStream,
@@ -33,9 +34,10 @@ use crate::{
     freeze::{Freezable, Layering},
     node::{Claim, Loopback, Node, Reach},
     parcel::MAX_FILES,
-    sandbox::{Ground, Processes},
+    sandbox::{Ground, Held, Processes},
     setup::{Order, Setup, step},
     sys,
+    watch::Subject,
 };
 
 /// The user id of `nobody` where no such user is known.
@@ -146,8 +148,13 @@ pub(crate) async fn start(
         let how = processes.collapse().await;
         return Err(error.unwrap_or(SandboxError::Ended { how }));
     }
-    let freezable = match layering.map(|layering| Freezable::new(layering, files)).transpose() {
-        Ok(freezable) => freezable,
+    let shown = Shown::new(files, spec).and_then(|shown| {
+        let freezable = layering.map(|layering| Freezable::new(layering, shown.kept)).transpose()?;
+        let subject = Subject { proc: shown.proc, layer: shown.layer, tmp: shown.tmp, limits: spec.limits };
+        Ok((node.watcher().watch(subject)?, shown.proxy, freezable))
+    });
+    let (watched, proxy, freezable) = match shown {
+        Ok(shown) => shown,
         Err(error) => {
             processes.collapse().await;
             return Err(error);
@@ -164,7 +171,7 @@ pub(crate) async fn start(
         hello,
     };
     tracing::debug!(id = processes.id(), guest = facts.hello.host_pid, "sandbox stands");
-    Ok(Sandbox::new(facts, channel, processes, Ground::of(spec), freezable))
+    Ok(Sandbox::new(facts, channel, processes, Held { ground: Ground::of(spec), watched }, proxy, freezable))
 }
 
 /// Starts the guest with one end of a fresh socket pair as its standard input, the lease of an address as its standard
@@ -203,6 +210,27 @@ fn spawn(
     };
     let child = command.spawn().map_err(|source| SandboxError::Spawn { path: guest.to_owned(), source })?;
     Ok((channel, Processes::new(claim, kind, child, line)?))
+}
+
+/// What came with a hello: its `/proc`, its disk, and what else was asked for.
+struct Shown {
+    proc: OwnedFd,
+    layer: OwnedFd,
+    tmp: OwnedFd,
+    proxy: Option<TcpListener>,
+    kept: Vec<OwnedFd>,
+}
+
+impl Shown {
+    fn new(files: Vec<OwnedFd>, spec: &SandboxSpec) -> Result<Self, SandboxError> {
+        let mut files = files.into_iter();
+        let mut next = |what: &str| {
+            files.next().ok_or_else(|| SandboxError::Protocol { reason: format!("hello without its {what}") })
+        };
+        let (proc, layer, tmp) = (next("/proc")?, next("writable layer")?, next("/tmp")?);
+        let proxy = spec.proxy_port.map(|_port| next("listening socket")).transpose()?.map(TcpListener::from);
+        Ok(Self { proc, layer, tmp, proxy, kept: files.collect() })
+    }
 }
 
 /// Why there was no hello.

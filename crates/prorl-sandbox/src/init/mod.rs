@@ -43,6 +43,7 @@ pub use remove::remove;
 use std::{
     fs,
     io::{self, Read as _, Write as _},
+    net::{Ipv4Addr, TcpListener},
     os::{
         fd::{AsFd, OwnedFd},
         unix::{fs::MetadataExt, net::UnixStream},
@@ -96,8 +97,9 @@ pub struct Facts {
     pub uid: u32,
     /// What a fake root got; nothing where none was asked for.
     pub fakeroot: Option<FakeRoot>,
-    /// What the sandbox can be frozen by: the tmpfs of its writable layer and its user namespace. Empty where it cannot.
-    pub kept: Vec<OwnedFd>,
+    /// What the host gets to see it by: its `/proc`, its writable layer and its `/tmp`; then the socket that it is to listen at,
+    /// if there is to be one; then what the sandbox can be frozen by, if it can: its writable layer and its user namespace.
+    pub shown: Vec<OwnedFd>,
 }
 
 /// Takes the channel from standard input, where the host has put it, and puts `/dev/null` there.
@@ -208,14 +210,14 @@ pub fn enter(channel: &OwnedFd, setup: &Setup) -> Result<Facts, StartFailure> {
         }
         Fork::Child => {
             drop(alive_out);
-            let kept = inside(&alive_in, setup, &outside)?;
+            let shown = inside(&alive_in, setup, &outside)?;
             let facts = Facts {
                 pid_namespace: inode("/proc/self/ns/pid")?,
                 user_namespace: inode("/proc/self/ns/user")?,
                 launcher_namespace,
                 uid: geteuid().as_raw(),
                 fakeroot,
-                kept,
+                shown,
             };
             confine::confine(setup, facts.fakeroot.as_ref())?;
             Ok(facts)
@@ -316,7 +318,7 @@ fn ended(fd: &PollFd<'_>) -> bool {
     fd.revents().is_some_and(|events| events.contains(PollFlags::POLLIN))
 }
 
-/// The inner process, up to the point where tasks may run. Returns what the sandbox can be frozen by.
+/// The inner process, up to the point where tasks may run. Returns what the host is shown.
 fn inside(alive_in: &OwnedFd, setup: &Setup, outside: &etc::Outside) -> Result<Vec<OwnedFd>, StartFailure> {
     set_pdeathsig(Signal::SIGKILL).at("ask for the parent's death signal", "")?;
     let mut fds = [PollFd::new(alive_in.as_fd(), PollFlags::empty())];
@@ -328,16 +330,20 @@ fn inside(alive_in: &OwnedFd, setup: &Setup, outside: &etc::Outside) -> Result<V
     let null = fs::File::options().write(true).open("/dev/null").at("open", "/dev/null")?;
     nix::unistd::dup2_stdout(null).at("let go of standard output", "")?;
     sys::reset_signals().at("reset signals", "")?;
-    let mut kept = Vec::new();
-    if let Some(layer) = root::build(setup, outside)? {
-        let users = "/proc/self/ns/user";
-        kept = vec![layer, fs::File::open(users).at("read namespace", users)?.into()];
-    }
+    let root::Built { layer, kept } = root::build(setup, outside)?;
+    let open = |path: &str| Ok(OwnedFd::from(fs::File::open(path).at("open", path)?));
+    let mut shown = vec![open("/proc")?, layer, open("/tmp")?];
     if setup.network == Network::None {
         sys::up_loopback().at("bring loopback up", "lo")?;
     }
+    if let Some(port) = setup.proxy_port {
+        shown.push(TcpListener::bind((Ipv4Addr::LOCALHOST, port)).at("listen", "lo")?.into());
+    }
+    if let Some(layer) = kept {
+        shown.extend([layer, open("/proc/self/ns/user")?]);
+    }
     nix::unistd::sethostname(&setup.hostname).at("set host name", &setup.hostname)?;
-    Ok(kept)
+    Ok(shown)
 }
 
 fn inode(path: &str) -> Result<u64, StartFailure> {

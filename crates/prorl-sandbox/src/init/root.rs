@@ -76,8 +76,16 @@ const TERMINALS: u32 = 64;
 pub(super) const NO_DEVICES: MsFlags = MsFlags::MS_NOSUID.union(MsFlags::MS_NODEV);
 const NO_PROGRAMS: MsFlags = NO_DEVICES.union(MsFlags::MS_NOEXEC);
 
-/// Builds the tree, enters it and lets go of the host's. Returns the tmpfs that is written to, if that is to be frozen.
-pub(super) fn build(setup: &Setup, outside: &etc::Outside) -> Result<Option<OwnedFd>, StartFailure> {
+/// What is left to hold of a tree that was entered.
+pub(super) struct Built {
+    /// The tmpfs that is written to, to ask what of it is free.
+    pub(super) layer: OwnedFd,
+    /// The same to be read, if it is to be frozen.
+    pub(super) kept: Option<OwnedFd>,
+}
+
+/// Builds the tree, enters it and lets go of the host's.
+pub(super) fn build(setup: &Setup, outside: &etc::Outside) -> Result<Built, StartFailure> {
     stage()?;
     tmpfs(LAYER, setup.layer_bytes, 0o755, NO_DEVICES)?;
     make_dir(&layer(WRITTEN))?;
@@ -94,8 +102,9 @@ pub(super) fn build(setup: &Setup, outside: &etc::Outside) -> Result<Option<Owne
     proc()?;
     binds::mount_all(&setup.binds)?;
     let kept = if setup.freezable { Some(keep()?) } else { None };
+    let layer = open(LAYER, OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty()).at("open", "layer")?;
     enter()?;
-    Ok(kept)
+    Ok(Built { layer, kept })
 }
 
 /// Returns the tmpfs that is written to, after a note in it of what is there so far.

@@ -21,7 +21,7 @@ use super::{
     reconcile,
     wire::Request,
 };
-use crate::{SandboxError, setup::Keep};
+use crate::{SandboxError, setup::Keep, watch::Watcher};
 
 /// The least that may start at once on any machine.
 const MIN_STARTING: usize = 4;
@@ -70,6 +70,7 @@ struct Shared {
     /// The guest as a file with a name, once somebody wanted one.
     guest_file: Mutex<Option<PathBuf>>,
     starting: Arc<Semaphore>,
+    watcher: Watcher,
     link: Link,
     /// There until the drop.
     lock: Option<Flock<File>>,
@@ -95,7 +96,8 @@ impl Node {
         reconcile::others(&dir, link.folder(), &origin);
         let starting = Arc::new(Semaphore::new(config.max_starting.get().min(Semaphore::MAX_PERMITS)));
         let (guest_file, maker) = (Mutex::new(None), Maker::this());
-        let shared = Shared { config, guest_file, starting, link, lock: Some(lock), maker };
+        let watcher = Watcher::default();
+        let shared = Shared { config, guest_file, starting, watcher, link, lock: Some(lock), maker };
         Ok(Self { shared: Arc::new(shared) })
     }
 
@@ -131,6 +133,11 @@ impl Node {
     pub(crate) async fn admit(&self) -> Permit {
         let place = Arc::clone(&self.shared.starting).acquire_owned().await;
         Permit { _place: place.expect("the semaphore is never closed") }
+    }
+
+    /// Returns who looks after its sandboxes.
+    pub(crate) fn watcher(&self) -> &Watcher {
+        &self.shared.watcher
     }
 
     /// Takes a place for a new sandbox of this runtime, before anything of it exists.
