@@ -71,3 +71,34 @@ async fn figures_of_images_are_taken_beside_the_bare_tools() {
     let written = |name: &str| fork[name].as_u64().unwrap();
     assert!(written("fork_written_bytes") < written("plain_written_bytes") + 100 * 1024, "{report}");
 }
+
+#[tokio::test]
+async fn figures_of_limits_are_taken_beside_none_and_beside_their_goals() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut command = Command::new(prorl());
+    command.args(["bench", "limits", "--json", "--n", "2", "--calls", "4", "--sandboxes", "2", "--seconds", "1"]);
+    command.args(["--memory-mb", "64"]);
+    let out = command.env("TMPDIR", folder.path()).output().await.unwrap();
+    let said = String::from_utf8_lossy(&out.stderr);
+    assert!(out.status.success(), "{said}");
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "nothing is left");
+    let report: Value = serde_json::from_slice(&out.stdout).unwrap();
+    for (what, n) in [("start", 2), ("call", 4)] {
+        let pair = &report["cost"][what];
+        assert_eq!((&pair["with"]["n"], &pair["without"]["n"]), (&n.into(), &n.into()), "{report}");
+    }
+    assert!(report["cost"]["call_with_by_without"].as_f64().unwrap() > 0.0, "{report}");
+    let neighbours = &report["neighbours"];
+    assert!(neighbours["alone"]["tool"]["p95_ms"].as_f64().unwrap() > 0.0, "{report}");
+    assert_eq!(neighbours["alone"]["failed"], 0, "{report}");
+    let hogs: Vec<_> = neighbours["beside"].as_array().unwrap().iter().collect();
+    let names = ["fork_bomb", "allocator", "disk_filler", "spinner"];
+    assert_eq!(hogs.iter().map(|hog| hog["hog"].as_str().unwrap()).collect::<Vec<_>>(), names);
+    for hog in hogs {
+        let (name, ratio) = (hog["hog"].as_str().unwrap(), &hog["p95_by_alone"]);
+        assert_eq!(&report["goals"][format!("{name}_p95_by_alone")]["found"], ratio, "{report}");
+        let (is_absent, is_told) = (hog["phase"].is_null(), said.contains(&format!("note: {name} is null: ")));
+        assert!(is_absent == is_told && is_absent == ratio.is_null(), "{name}: {report} {said}");
+    }
+    assert_eq!(said.matches("\ngoal ").count() + usize::from(said.starts_with("goal ")), 8, "{said}");
+}

@@ -10,7 +10,7 @@ use serde_json::Value;
 use support::prorl;
 
 /// Every check, in order. Programs read them by name.
-const CHECKS: [&str; 35] = [
+const CHECKS: [&str; 38] = [
     "namespace_runtime",
     "singularity_runtime",
     "kernel",
@@ -26,6 +26,7 @@ const CHECKS: [&str; 35] = [
     "masked_proc",
     "hidden_processes",
     "seccomp",
+    "landlock",
     "overlay",
     "apptainer",
     "fuse",
@@ -36,7 +37,9 @@ const CHECKS: [&str; 35] = [
     "newuidmap",
     "fake_root",
     "python",
-    "cgroups",
+    "limits",
+    "idle_scheduling",
+    "memory",
     "kvm",
     "open_files",
     "processes",

@@ -9,7 +9,7 @@ use prorl_sandbox::{
     init, node,
     setup::{LAUNCHED_FLAG, Order},
 };
-use prorl_tools::guest;
+use prorl_tools::guest::{self, TaskLimits, Terms};
 
 fn main() -> ExitCode {
     let flag = env::args_os().nth(1);
@@ -58,7 +58,12 @@ fn main() -> ExitCode {
         return ExitCode::FAILURE;
     }
     drop(facts.shown); // the host's now
-    guest::serve(channel, programs)
+    let limits = TaskLimits {
+        processes: facts.walls.pids.map(u64::from),
+        open_files: facts.walls.open_files,
+        file_bytes: facts.walls.file_bytes,
+    };
+    guest::serve(channel, programs, Terms { limits, scratch: Some(facts.scratch) })
 }
 
 /// The status of a process that has one thing to tell: who does not hear it is gone.

@@ -4,6 +4,7 @@ mod bench;
 mod config;
 mod doctor;
 mod image;
+mod limits;
 mod mock;
 mod output;
 mod quickstart;

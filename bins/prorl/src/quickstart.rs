@@ -15,7 +15,7 @@ use anyhow::{Context, bail};
 use comfy_table::{Table, presets::UTF8_FULL_CONDENSED};
 use futures_util::{StreamExt, stream};
 use owo_colors::{OwoColorize, Stream};
-use prorl_agents::{CallLimits, PathPolicy};
+use prorl_agents::{CallLimits, EgressPolicy, PathPolicy, SandboxDefaults};
 use prorl_client::Client;
 use prorl_core::{Instance, JobId, JobRequest, JobResult, Message, Role, Status, request::RuntimeChoice};
 use prorl_llm::{
@@ -118,8 +118,10 @@ pub(crate) async fn main(args: Args) -> anyhow::Result<ExitCode> {
         store: None,
         tokenizer,
         limits: CallLimits::default(),
+        sandbox_limits: SandboxDefaults::default(),
         paths: PathPolicy::Any,
         allow_host_network: false,
+        egress: EgressPolicy::default(),
     };
     let listen = Listen::Tcp(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)));
     let service = Service::start(listen, parts).await?;

@@ -17,11 +17,15 @@ use std::{
 
 use anyhow::{Context, bail};
 use prorl_core::hello::FakeRoot;
-use prorl_sandbox::{Runtime, SandboxError, SandboxSpec};
+use prorl_sandbox::{
+    Runtime, SandboxError, SandboxSpec,
+    egress::{Egress, EgressConfig, Gate},
+};
 use prorl_tools::host::{AttachSpec, ExecSpec, ToolClient, ToolError};
 
 use self::{arguments::Wanted, session::End, signals::Signals};
 use crate::{
+    limits::{LimitArgs, MAX_MIB},
     output,
     sandboxes::{SandboxConfig, Sandboxes},
     stores::StoreArgs,
@@ -74,6 +78,9 @@ pub(crate) struct ExecArgs {
     /// What can be reached: none, or what this machine can.
     #[arg(long, default_value = "none", value_parser = ["none", "host"])]
     network: String,
+    /// Host that HTTP and HTTPS reach through this program, as `host`, `host:port` or `*.domain`; may be given again.
+    #[arg(long, value_name = "HOST", conflicts_with = "network")]
+    allow: Vec<String>,
     /// Show a file or folder of this machine inside; may be given again.
     #[arg(long, value_name = "SRC:DST[:ro]")]
     bind: Vec<OsString>,
@@ -88,12 +95,11 @@ pub(crate) struct ExecArgs {
     /// Folder to run in [default: /workspace].
     #[arg(long, value_name = "DIR")]
     workdir: Option<OsString>,
-    /// Size of /tmp and of /dev/shm, in MiB [default: 512].
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=MAX_MIB))]
-    tmp_mb: Option<u64>,
     /// Size of everything else that can be written, in MiB [default: 2048].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=MAX_MIB))]
     layer_mb: Option<u64>,
+    #[command(flatten)]
+    limits: LimitArgs,
     /// Kill the command after this long and fail [default: never].
     #[arg(long, value_name = "SECONDS")]
     timeout: Option<f64>,
@@ -111,8 +117,6 @@ pub(crate) struct ExecArgs {
     #[arg(long, overrides_with = "tty")]
     no_tty: bool,
 }
-
-const MAX_MIB: u64 = u64::MAX >> 20;
 
 pub(crate) async fn main(args: Args) -> anyhow::Result<ExitCode> {
     match args.command {
@@ -133,7 +137,7 @@ async fn exec(args: &ExecArgs) -> anyhow::Result<ExitCode> {
 }
 
 async fn run(args: &ExecArgs, wanted: Wanted) -> anyhow::Result<ExitCode> {
-    let Wanted { mut spec, command, workdir, limit } = wanted;
+    let Wanted { mut spec, command, workdir, limit, allowed } = wanted;
     let sandboxes = Sandboxes::open(args.sandboxes.clone())?;
     sandboxes.guest.path().clone_into(&mut spec.guest);
     let runtime: Arc<dyn Runtime> = match args.runtime.as_str() {
@@ -150,6 +154,12 @@ async fn run(args: &ExecArgs, wanted: Wanted) -> anyhow::Result<ExitCode> {
         signal = signals.end() => return Ok(code(128 + signal)),
     };
     let mut sandbox = started?;
+    let egress = match (allowed, sandbox.take_proxy()) {
+        (Some(rules), Some(listener)) => {
+            Some(Egress::serve(listener, Gate::new(Some(rules)), EgressConfig::default()).context("--allow")?)
+        }
+        _ => None,
+    };
     let hello = &sandbox.facts().hello;
     if let Some(FakeRoot::Single { missing }) = &hello.fakeroot {
         output::note(format_args!(
@@ -174,7 +184,13 @@ async fn run(args: &ExecArgs, wanted: Wanted) -> anyhow::Result<ExitCode> {
         session::run(&client, &attach, limit, &mut signals).await
     };
     let ended = ended.await;
+    for exceeded in sandbox.take_exceeded() {
+        output::note(format_args!("prorl: {exceeded}"));
+    }
     drop(client);
+    if let Some(egress) = egress {
+        egress.end().await;
+    }
     let gone = sandbox.shutdown(GRACE).await;
     let end = ended?;
     gone?;

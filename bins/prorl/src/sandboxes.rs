@@ -3,16 +3,17 @@
 use std::{num::NonZeroUsize, path::PathBuf, sync::Arc};
 
 use anyhow::Context;
+use clap::value_parser;
 use nix::unistd::{Uid, User};
 use prorl_agents::Runtimes;
 use prorl_core::request::RuntimeChoice;
 use prorl_guest::Guest;
 use prorl_sandbox::{
-    NamespaceConfig, NamespaceRuntime, Node, NodeConfig, Runtime, SandboxUser, SingularityConfig, SingularityRuntime,
-    store::ImageStore,
+    GroupChoice, NamespaceConfig, NamespaceRuntime, Node, NodeConfig, Runtime, SandboxUser, SingularityConfig,
+    SingularityRuntime, store::ImageStore,
 };
 
-use crate::stores::StoreArgs;
+use crate::{limits::MAX_MIB, stores::StoreArgs};
 
 /// What is asked for of sandboxes; the flags of every command that starts some by itself.
 #[derive(Clone, Debug, Default, clap::Args)]
@@ -27,6 +28,16 @@ pub(crate) struct SandboxConfig {
     /// nobody]. Apptainer needs one that /etc/passwd knows.
     #[arg(long, env = "PRORL_SANDBOX_USER", value_name = "UID")]
     pub(crate) sandbox_user: Option<u32>,
+    /// Control groups of sandboxes: `auto` for those that are delegated to this process, if any; `off`; or an empty folder of the
+    /// hierarchy that belongs to this user [default: auto].
+    #[arg(long, env = "PRORL_CGROUP", value_name = "auto|off|DIR")]
+    pub(crate) cgroup: Option<PathBuf>,
+    /// Memory that stays free: less, and no further sandbox starts, in MiB [default: 2 % of the machine's, 256 to 2048].
+    #[arg(long, env = "PRORL_MIN_FREE_MEMORY_MB", value_name = "N", value_parser = value_parser!(u64).range(..=MAX_MIB))]
+    pub(crate) min_free_memory_mb: Option<u64>,
+    /// Disk that stays free where --run-dir is: less, and no further sandbox starts, in MiB [default: 64].
+    #[arg(long, env = "PRORL_MIN_FREE_DISK_MB", value_name = "N", value_parser = value_parser!(u64).range(..=MAX_MIB))]
+    pub(crate) min_free_disk_mb: Option<u64>,
     /// How many sandboxes may start at once.
     #[arg(skip)]
     pub(crate) max_starting: Option<NonZeroUsize>,
@@ -59,6 +70,18 @@ impl Sandboxes {
         }
         if let Some(max_starting) = config.max_starting {
             of_node.max_starting = max_starting;
+        }
+        of_node.groups = match &config.cgroup {
+            None => GroupChoice::Auto,
+            Some(word) if word == "auto" => GroupChoice::Auto,
+            Some(word) if word == "off" => GroupChoice::Off,
+            Some(folder) => GroupChoice::At(folder.clone()),
+        };
+        if let Some(mib) = config.min_free_memory_mb {
+            of_node.min_free_memory = mib.saturating_mul(1 << 20);
+        }
+        if let Some(mib) = config.min_free_disk_mb {
+            of_node.min_free_disk = mib.saturating_mul(1 << 20);
         }
         let node = Node::open(of_node).context("sandboxes cannot be started here")?;
         Ok(Self { guest, node, config })

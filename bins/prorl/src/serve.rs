@@ -11,17 +11,19 @@ use anyhow::{Context, bail};
 use clap::{ArgMatches, builder::BoolishValueParser};
 use futures_util::future::try_join_all;
 use nix::unistd::geteuid;
-use prorl_agents::{CallLimits, PathPolicy, runtimes::HOST_IMAGE};
+use prorl_agents::{CallLimits, EgressPolicy, PathPolicy, runtimes::HOST_IMAGE};
 use prorl_core::{
     Secret,
     request::{InputIds, RuntimeChoice},
 };
 use prorl_llm::pool::{BackendSpec, Policy, PoolConfig};
 use prorl_pipeline::{OnDisconnect, PipelineConfig};
+use prorl_sandbox::egress::{EgressConfig, RuleError, Rules};
 use prorl_server::{Listen, ServerConfig};
 
 use crate::{
     config::{Layers, Source},
+    limits::ServedLimits,
     output,
     sandboxes::SandboxConfig,
     stop::Signals,
@@ -104,6 +106,16 @@ pub(crate) struct Args {
     /// Sandboxes that may start at the same time [default: twice the processors, 4 at least].
     #[arg(long, env = "PRORL_MAX_STARTING", value_name = "N")]
     max_starting: Option<usize>,
+    /// Control groups of sandboxes: `auto` for those that are delegated to this process, if any; `off`; or an empty folder of the
+    /// hierarchy that belongs to this user [default: auto].
+    #[arg(long, env = "PRORL_CGROUP", value_name = "auto|off|DIR")]
+    cgroup: Option<PathBuf>,
+    /// Memory that stays free: less, and no further sandbox starts, in MiB [default: 2 % of the machine's, 256 to 2048].
+    #[arg(long, env = "PRORL_MIN_FREE_MEMORY_MB", value_name = "N")]
+    min_free_memory_mb: Option<u64>,
+    /// Disk that stays free where --run-dir is: less, and no further sandbox starts, in MiB [default: 64].
+    #[arg(long, env = "PRORL_MIN_FREE_DISK_MB", value_name = "N")]
+    min_free_disk_mb: Option<u64>,
     /// Number of the host user that sandboxes are mapped to; for root only. Apptainer needs one that /etc/passwd knows
     /// [default: that of nobody].
     #[arg(long, env = "PRORL_SANDBOX_USER", value_name = "UID")]
@@ -117,6 +129,15 @@ pub(crate) struct Args {
     /// Let an instance ask for the host's network; needs a token or a unix listener.
     #[arg(long, env = "PRORL_ALLOW_HOST_NETWORK", num_args = 0..=1, default_missing_value = "true", value_parser = BoolishValueParser::new())]
     allow_host_network: Option<bool>,
+    /// Let an instance reach hosts that it names, through this server [default: true].
+    #[arg(long, env = "PRORL_EGRESS", num_args = 0..=1, default_missing_value = "true", value_parser = BoolishValueParser::new())]
+    egress: Option<bool>,
+    /// Host that instances may name although its address is private, such as a mirror in the cluster; may be given again.
+    #[arg(long, env = "PRORL_EGRESS_PRIVATE", value_name = "HOST[:PORT]", value_delimiter = ',')]
+    egress_private: Option<Vec<String>>,
+    /// HTTP proxy of the cluster by which this server reaches those hosts [default: directly].
+    #[arg(long, env = "PRORL_EGRESS_PROXY", value_name = "HOST:PORT")]
+    egress_proxy: Option<String>,
     /// LLM server to add at start; may be given again.
     #[arg(long, env = "PRORL_LLM", value_name = "URL", value_delimiter = ',')]
     llm: Option<Vec<String>>,
@@ -135,6 +156,8 @@ pub(crate) struct Args {
     /// One bash call without output, seconds [default: 30].
     #[arg(long, env = "PRORL_BASH_SILENCE", value_name = "SECONDS")]
     bash_silence: Option<f64>,
+    #[command(flatten)]
+    sandbox_limits: ServedLimits,
 }
 
 /// What the arguments come to.
@@ -158,6 +181,18 @@ fn above_zero(key: &str, value: usize) -> anyhow::Result<usize> {
         bail!("{key}: expected a number above 0, found 0")
     }
     Ok(value)
+}
+
+/// Reads how hosts are reached that instances name.
+fn egress_config(private: &[String], proxy: Option<&str>) -> anyhow::Result<EgressConfig> {
+    let private = if private.is_empty() {
+        Rules::default()
+    } else {
+        Rules::parse(private).map_err(|error| anyhow::anyhow!("egress_private: {error}"))?
+    };
+    let upstream = proxy.map(str::parse).transpose();
+    let upstream = upstream.map_err(|error: RuleError| anyhow::anyhow!("egress_proxy: {error}"))?;
+    Ok(EgressConfig { private, upstream, ..EgressConfig::default() })
 }
 
 fn settle(args: Args, given: &ArgMatches) -> anyhow::Result<Settings> {
@@ -258,10 +293,20 @@ fn settle(args: Args, given: &ArgMatches) -> anyhow::Result<Settings> {
         sandbox_user,
         apptainer: layers.optional("apptainer", args.apptainer)?,
         max_starting: max_starting.and_then(NonZeroUsize::new),
+        cgroup: layers.optional("cgroup", args.cgroup)?,
+        min_free_memory_mb: layers.optional("min_free_memory_mb", args.min_free_memory_mb)?,
+        min_free_disk_mb: layers.optional("min_free_disk_mb", args.min_free_disk_mb)?,
     };
     let tokenizer = layers.optional("tokenizer", args.tokenizer)?;
     let allow_path = layers.or("allow_path", args.allow_path, Vec::new())?;
     let allow_host_network = layers.or("allow_host_network", args.allow_host_network, false)?;
+    let egress = EgressPolicy {
+        enabled: layers.or("egress", args.egress, true)?,
+        config: egress_config(
+            &layers.or("egress_private", args.egress_private, Vec::new())?,
+            layers.optional("egress_proxy", args.egress_proxy)?.as_deref(),
+        )?,
+    };
     let llm = layers.or("llm", args.llm, Vec::new())?;
     let policy = match layers.or("policy", args.policy, "active".to_owned())?.as_str() {
         "active" => Policy::Active,
@@ -276,6 +321,7 @@ fn settle(args: Args, given: &ArgMatches) -> anyhow::Result<Settings> {
         backend_wait: wait_for_llm,
         ..CallLimits::default()
     };
+    let sandbox_limits = args.sandbox_limits.settle(&mut layers)?;
     let report = format!("{}\n# listens on {listen}", layers.finish()?);
 
     if allow_host_network && token.is_none() && !listen.is_unix() {
@@ -300,8 +346,10 @@ fn settle(args: Args, given: &ArgMatches) -> anyhow::Result<Settings> {
         store: Some(store),
         tokenizer: wiring::tokenizer(tokenizer.as_deref())?,
         limits,
+        sandbox_limits,
         paths,
         allow_host_network,
+        egress,
     };
     if tokenizer.is_none() {
         tracing::warn!("no tokenizer is given: the built-in one fits mock-llm only");

@@ -7,7 +7,7 @@ use std::{
 };
 
 use anyhow::Context;
-use prorl_agents::{CallLimits, Environment, Math, PathPolicy};
+use prorl_agents::{CallLimits, EgressPolicy, Environment, Math, PathPolicy, SandboxDefaults};
 use prorl_core::request::RuntimeChoice;
 use prorl_llm::{
     pool::{Pool, PoolConfig},
@@ -41,8 +41,10 @@ pub(crate) struct Parts {
     pub(crate) store: Option<ServedStore>,
     pub(crate) tokenizer: ChatTokenizer,
     pub(crate) limits: CallLimits,
+    pub(crate) sandbox_limits: SandboxDefaults,
     pub(crate) paths: PathPolicy,
     pub(crate) allow_host_network: bool,
+    pub(crate) egress: EgressPolicy,
 }
 
 /// A running service and the tasks that it owns.
@@ -84,8 +86,8 @@ impl Service {
         let runtimes = sandboxes.runtimes(parts.runtime, parts.image)?;
         let pool = Pool::new(parts.pool);
         let mut env = Environment::new(runtimes, sandboxes.guest.path(), pool.clone(), parts.tokenizer);
-        (env.paths, env.limits) = (parts.paths, parts.limits);
-        env.allow_host_network = parts.allow_host_network;
+        (env.paths, env.limits, env.sandboxes) = (parts.paths, parts.limits, parts.sandbox_limits);
+        (env.allow_host_network, env.egress) = (parts.allow_host_network, parts.egress);
         env.unpacker = parts.store.map(|store| store.unpacker(&sandboxes)).transpose()?.flatten();
         try_out(&env).await?;
         let env = Arc::new(env);

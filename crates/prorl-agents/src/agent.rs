@@ -19,10 +19,10 @@ use prorl_llm::{
     tokenizer::{ChatMessage, ChatOptions, ChatTokenizer},
 };
 use prorl_pipeline::{JobContext, Progress, RunOutput, StageError, Trajectory};
-use prorl_tools::host::{ToolClient, ToolContext, Toolbox};
+use prorl_tools::host::{ToolContext, ToolError, ToolResult, Toolbox};
 use tokio::time::Instant;
 
-use crate::{Environment, environment::LLM_SHARE};
+use crate::{AgentSandbox, Environment, environment::LLM_SHARE};
 
 /// What the agent is told when a turn calls no tool.
 const NUDGE: &str = include_str!("../prompts/nudge.md");
@@ -37,10 +37,12 @@ const MAX_MOVES: u32 = 8;
 pub struct Agent<'a> {
     job: &'a JobContext,
     env: &'a Environment,
-    client: &'a ToolClient,
+    sandbox: &'a AgentSandbox,
     tools: Toolbox,
     tokenizer: ChatTokenizer,
     state: Arc<Mutex<State>>,
+    /// Characters of one tool result.
+    output_chars: usize,
     lease: Option<Lease>,
 }
 
@@ -94,7 +96,7 @@ impl<'a> Agent<'a> {
     pub async fn begin(
         job: &'a JobContext,
         env: &'a Environment,
-        client: &'a ToolClient,
+        sandbox: &'a AgentSandbox,
         tools: Toolbox,
         messages: Vec<ChatMessage>,
     ) -> Result<Self, StageError> {
@@ -129,8 +131,10 @@ impl<'a> Agent<'a> {
             tools: schemas,
             input_ids: job.request().include.input_ids.unwrap_or_default(),
         }));
+        let asked = job.instance().common().map_err(|problem| StageError::new(FailureClass::Handler, &problem))?.limits;
+        let output_chars = env.sandboxes.with(&asked).output_chars;
         job.set_progress(Arc::new(StateProgress(Arc::clone(&state))));
-        Ok(Self { job, env, client, tools, tokenizer, state, lease: None })
+        Ok(Self { job, env, sandbox, tools, tokenizer, state, output_chars, lease: None })
     }
 
     /// Makes turns until the policy stops or a budget ends.
@@ -222,18 +226,16 @@ impl<'a> Agent<'a> {
         let mut observations = Vec::new();
         for call in parsed.tool_calls {
             let began = Instant::now();
-            let context = ToolContext {
-                client: self.client,
-                limit: self.job.remaining(Some(self.env.limits.tool_total)),
-                silence: Some(self.env.limits.bash_silence),
-            };
-            let outcome = self.tools.call(&context, &call.name, &call.arguments).await;
+            let outcome = self.call(&call).await;
             self.state.lock().usage.tool_time += began.elapsed().as_secs_f64();
-            let result = outcome.map_err(|err| StageError::new(FailureClass::Sandbox, &err))?;
+            let mut result = outcome.map_err(|err| StageError::new(FailureClass::Sandbox, &err))?;
             tracing::debug!(tool = %call.name, error = result.is_error, took = ?began.elapsed(), "tool call");
             if let Some(message) = result.finish {
                 self.state.lock().finish = Some(message);
                 return Ok(Step::Stop(StopReason::Finish));
+            }
+            for exceeded in self.sandbox.take_exceeded() {
+                result.note(exceeded);
             }
             observations.push(tool_message(&call, result.content));
         }
@@ -246,6 +248,21 @@ impl<'a> Agent<'a> {
             observations.push(ChatMessage::new(Role::Tool, told.as_str()));
         }
         Ok(Step::Observe(observations))
+    }
+
+    /// Carries out one tool call, in what time the job and the sandbox have left.
+    async fn call(&self, call: &ToolCall) -> Result<ToolResult, ToolError> {
+        let left = self.job.remaining(Some(self.env.limits.tool_total));
+        let limit = self.sandbox.wall_left().map_or(left, |wall| wall.min(left));
+        if self.sandbox.wall_left().is_some_and(|left| left.is_zero()) && self.tools.needs_sandbox(&call.name) {
+            return Ok(ToolResult::error("The time of this sandbox is over. Nothing was run."));
+        }
+        let context = ToolContext {
+            silence: Some(self.env.limits.bash_silence),
+            output_chars: self.output_chars,
+            ..ToolContext::new(self.sandbox.tools(), limit)
+        };
+        self.tools.call(&context, &call.name, &call.arguments).await
     }
 
     /// Gets one turn from a backend: the job's own as long as it lives, another when it dies. `None` when the prompt no

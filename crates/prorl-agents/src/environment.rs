@@ -7,14 +7,19 @@ use std::{
 };
 
 use dashmap::DashMap;
-use prorl_core::{FailureClass, Instance, JobRequest, Malformed, request::CommonFields, request::NetworkChoice};
+use prorl_core::{
+    FailureClass, Instance, JobRequest, Malformed, NetworkChoice,
+    request::{CommonFields, Limits as AskedLimits},
+};
 use prorl_llm::{pool::Pool, tokenizer::ChatTokenizer};
 use prorl_pipeline::{JobContext, StageError};
-use prorl_sandbox::{Image, Network, Runtime, SandboxSpec, images::Unpacker, store::StoredImage};
+use prorl_sandbox::{Image, Limits, Network, Runtime, SandboxError, SandboxSpec, images::Unpacker, store::StoredImage};
+use prorl_tools::host::RESULT_CHARS;
 use tokio::sync::OnceCell;
 
 use crate::{
-    Runtimes,
+    EgressPolicy, Runtimes,
+    egress::Way,
     images::{self, Found, NotUnpacked},
     runtimes::{Form, HOST_IMAGE},
 };
@@ -85,6 +90,56 @@ impl Default for CallLimits {
     }
 }
 
+/// What a sandbox may use where its instance does not say.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SandboxDefaults {
+    /// Memory, processes, processors, open files, size of a file, time.
+    pub limits: Limits,
+    /// Size of the writable layer, in bytes.
+    pub layer_bytes: u64,
+    /// Size of `/tmp`, and of `/dev/shm` by itself, in bytes.
+    pub tmp_bytes: u64,
+    /// Characters of one tool result.
+    pub output_chars: usize,
+}
+
+impl Default for SandboxDefaults {
+    /// Returns those of [`SandboxSpec::new`].
+    fn default() -> Self {
+        let spec = SandboxSpec::new("");
+        let SandboxSpec { limits, layer_bytes, tmp_bytes, .. } = spec;
+        Self { limits, layer_bytes, tmp_bytes, output_chars: RESULT_CHARS }
+    }
+}
+
+impl SandboxDefaults {
+    /// Returns a spec with these limits.
+    fn applied(&self, spec: SandboxSpec) -> SandboxSpec {
+        let Self { limits, layer_bytes, tmp_bytes, output_chars: _ } = *self;
+        SandboxSpec { limits, layer_bytes, tmp_bytes, ..spec }
+    }
+
+    /// Returns what an instance's sandbox may use.
+    #[must_use]
+    pub fn with(mut self, asked: &AskedLimits) -> Self {
+        const MIB: u64 = 1 << 20;
+        let AskedLimits { memory_mb, pids, cpus, disk_mb, tmp_mb, wall_s, open_files, file_mb, output_chars } = *asked;
+        let limits = &mut self.limits;
+        limits.memory_bytes = memory_mb.map(|mib| mib.saturating_mul(MIB)).or(limits.memory_bytes);
+        limits.pids = pids.map(|pids| u32::try_from(pids).unwrap_or(u32::MAX)).or(limits.pids);
+        limits.cpus = cpus.or(limits.cpus);
+        limits.open_files = open_files.or(limits.open_files);
+        limits.file_bytes = file_mb.map(|mib| mib.saturating_mul(MIB)).or(limits.file_bytes);
+        // One that no clock can hold is none.
+        limits.wall = wall_s.and_then(|wall| Duration::try_from_secs_f64(wall).ok()).or(limits.wall);
+        self.layer_bytes = disk_mb.map_or(self.layer_bytes, |mib| mib.saturating_mul(MIB));
+        self.tmp_bytes = tmp_mb.map_or(self.tmp_bytes, |mib| mib.saturating_mul(MIB));
+        self.output_chars =
+            output_chars.map_or(self.output_chars, |chars| usize::try_from(chars).unwrap_or(usize::MAX));
+        self
+    }
+}
+
 /// What the handlers of one server share: where sandboxes and generations come from.
 pub struct Environment {
     /// What makes sandboxes.
@@ -107,8 +162,12 @@ pub struct Environment {
     pub paths: PathPolicy,
     /// Whether a sandbox may share the host's network.
     pub allow_host_network: bool,
+    /// Whether a sandbox may reach hosts that its job names, and how.
+    pub egress: EgressPolicy,
     /// Limits of single calls.
     pub limits: CallLimits,
+    /// What sandboxes may use whose instances do not say.
+    pub sandboxes: SandboxDefaults,
 }
 
 impl Environment {
@@ -124,7 +183,9 @@ impl Environment {
             named_tokenizers: DashMap::new(),
             paths: PathPolicy::Any,
             allow_host_network: false,
+            egress: EgressPolicy::default(),
             limits: CallLimits::default(),
+            sandboxes: SandboxDefaults::default(),
         }
     }
 
@@ -150,8 +211,33 @@ impl Environment {
             let problem = "host is refused by this server; it needs --allow-host-network";
             return Err(Malformed::new("instance.network", problem));
         }
+        self.egress.way(&common.network)?;
+        self.check_limits(&common.limits)?;
         let found = self.find(&common)?;
         self.runtime(&common, self.form_of(&found)).map(drop)
+    }
+
+    /// Checks limits that an instance names against what this machine has.
+    fn check_limits(&self, asked: &AskedLimits) -> Result<(), Malformed> {
+        let spec = self.sandboxes.with(asked).applied(SandboxSpec::new(&self.guest));
+        spec.check_limits().map_err(|error| match error {
+            SandboxError::Invalid { what, reason } => {
+                let (field, unit) = match what {
+                    "limits.memory_bytes" => ("limits.memory_mb", " bytes"),
+                    "limits.file_bytes" => ("limits.file_mb", " bytes"),
+                    "layer_bytes" => ("limits.disk_mb", " bytes"),
+                    "tmp_bytes" => ("limits.tmp_mb", " bytes"),
+                    "limits.wall" => ("limits.wall_s", ""),
+                    same => (same, ""),
+                };
+                let given = serde_json::to_value(asked).ok();
+                let name = field.trim_start_matches("limits.");
+                let given = given.and_then(|given| given.get(name).filter(|given| !given.is_null()).cloned());
+                let given = given.map_or_else(|| "the server's own".to_owned(), |given| format!("found {given}"));
+                Malformed::new(format!("instance.{field}"), format!("{given}: {reason}{unit}"))
+            }
+            other => Malformed::new("instance.limits", other.to_string()),
+        })
     }
 
     /// Finds the image that an instance names, or the server's own.
@@ -273,17 +359,26 @@ impl Environment {
         let found = self.find(&common).map_err(|problem| refused(&problem))?;
         if matches!(found, Found::Host) && self.runtimes.default_image() == HOST_IMAGE {
             let Ok(runtime) = self.runtime(&common, Form::Host) else { return Ok(None) };
-            return Ok(Some((runtime, SandboxSpec::new(&self.guest))));
+            return Ok(Some((runtime, self.sandboxes.applied(SandboxSpec::new(&self.guest)))));
         }
         let warn = |warning: String| tracing::warn!("{warning}");
         let (runtime, image) = self.started_from(&common, found, warn).await?;
-        Ok(Some((runtime, SandboxSpec { image, ..SandboxSpec::new(&self.guest) })))
+        Ok(Some((runtime, self.sandboxes.applied(SandboxSpec { image, ..SandboxSpec::new(&self.guest) }))))
     }
 
     /// Returns the runtime for a job whose image is known.
     pub(crate) fn runtime_of(&self, job: &JobContext, image: &Image) -> Result<&Arc<dyn Runtime>, StageError> {
         let common = job.instance().common().map_err(|problem| refused(&problem))?;
         self.runtime(&common, Form::of(image)).map_err(|problem| refused(&problem))
+    }
+
+    /// Returns the way out of a job's sandboxes; nothing where it asks for none.
+    ///
+    /// # Errors
+    /// As [`sandbox_spec`](Self::sandbox_spec).
+    pub fn way(&self, job: &JobContext) -> Result<Option<Way>, StageError> {
+        let common = job.instance().common().map_err(|problem| refused(&problem))?;
+        self.egress.way(&common.network).map_err(|problem| refused(&problem))
     }
 
     /// Returns what to start for a job from an image: its network and its limits.
@@ -298,22 +393,7 @@ impl Environment {
         if common.network == NetworkChoice::Host {
             spec.network = Network::Host;
         }
-        if let Some(disk_mb) = common.limits.disk_mb {
-            spec.layer_bytes = disk_mb.saturating_mul(1 << 20);
-        }
-        if let Some(wall) = common.limits.wall_s {
-            spec.max_life = Duration::try_from_secs_f64(wall).unwrap_or(Duration::MAX);
-        }
-        let unenforced = [
-            ("memory_mb", common.limits.memory_mb.is_some()),
-            ("pids", common.limits.pids.is_some()),
-            ("cpus", common.limits.cpus.is_some()),
-        ];
-        for (limit, given) in unenforced {
-            if given {
-                job.warn(format!("instance.limits.{limit} is not enforced by this version"));
-            }
-        }
+        spec = self.sandboxes.with(&common.limits).applied(spec);
         spec.start_timeout = job.remaining(Some(self.limits.sandbox_start));
         Ok(spec)
     }

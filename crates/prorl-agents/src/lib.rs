@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 
 pub mod agent;
+pub mod egress;
 pub mod environment;
 mod images;
 pub mod math;
@@ -11,7 +12,8 @@ pub mod sandbox;
 pub mod score;
 
 pub use agent::Agent;
-pub use environment::{CallLimits, Environment, PathPolicy};
+pub use egress::EgressPolicy;
+pub use environment::{CallLimits, Environment, PathPolicy, SandboxDefaults};
 pub use math::Math;
 pub use runtimes::Runtimes;
 pub use sandbox::AgentSandbox;

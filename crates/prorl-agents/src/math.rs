@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use prorl_core::{FailureClass, Instance, JobRequest, JobResult, Malformed, SandboxHandle, request::kind_of};
+use prorl_core::{FailureClass, Instance, JobRequest, JobResult, Malformed, SandboxHandle, Stage, request::kind_of};
 use prorl_pipeline::{AgentHandler, Evaluation, JobContext, Prepared, RunOutput, Shared, StageError};
 use prorl_tools::host::Toolbox;
 use serde_json::{Map, Value, json};
@@ -121,12 +121,11 @@ impl AgentHandler for Math {
 
     async fn run(&self, job: &JobContext, prepared: &Prepared) -> Result<RunOutput, StageError> {
         let sandbox = AgentSandbox::of(prepared)?;
+        sandbox.enter(Some(Stage::Run));
         let messages = prompt::messages(job.instance(), &["problem", "question"], SYSTEM)
             .map_err(|problem| as_handler_error(&problem))?;
         let toolbox = toolbox(job.instance()).map_err(|problem| as_handler_error(&problem))?;
-        sandbox
-            .while_alive(async { Agent::begin(job, &self.env, sandbox.tools(), toolbox, messages).await?.run().await })
-            .await
+        sandbox.while_alive(async { Agent::begin(job, &self.env, sandbox, toolbox, messages).await?.run().await }).await
     }
 
     async fn eval(&self, job: &JobContext, _: &Prepared, run: &RunOutput) -> Result<Evaluation, StageError> {

@@ -9,7 +9,7 @@
 use std::{error::Error, io::ErrorKind, sync::Arc, time::Duration};
 
 use prorl_core::{
-    FailureClass, Instance, JobRequest, Malformed,
+    FailureClass, Instance, JobRequest, Malformed, Stage,
     request::{CommonFields, kind_of},
 };
 use prorl_pipeline::{JobContext, Shared, StageError};
@@ -101,7 +101,8 @@ pub async fn share(env: &Environment, job: &JobContext) -> Result<Shared, StageE
     let (runtime, image) = env.image(job).await?;
     let mut spec = env.sandbox_spec(job, image.clone())?;
     spec.freezable = true;
-    let sandbox = AgentSandbox::start(&**runtime, &spec).await?;
+    let sandbox = AgentSandbox::start(&**runtime, &spec, env.way(job)?).await?;
+    sandbox.enter(Some(Stage::Init));
     let frozen = async {
         sandbox.while_alive(run_setup(job, sandbox.tools(), script)).await?;
         Ok(sandbox.freeze(&unpacker.store).await)
@@ -157,13 +158,16 @@ pub async fn sandbox(env: &Environment, job: &JobContext) -> Result<Arc<AgentSan
         let runtime = env.runtime_of(job, image)?;
         let mut spec = env.sandbox_spec(job, image.clone())?;
         spec.layers.push(layer.clone());
-        return AgentSandbox::start(&**runtime, &spec).await;
+        return AgentSandbox::start(&**runtime, &spec, env.way(job)?).await;
     }
     let (runtime, image) = env.image(job).await?;
     let spec = env.sandbox_spec(job, image)?;
-    let sandbox = AgentSandbox::start(&**runtime, &spec).await?;
+    let sandbox = AgentSandbox::start(&**runtime, &spec, env.way(job)?).await?;
     if let Some(script) = script_of(job)? {
+        sandbox.enter(Some(Stage::Init));
         let done = sandbox.while_alive(run_setup(job, sandbox.tools(), script)).await;
+        // What it left running waits for the run stage as the sandbox does.
+        sandbox.enter(None);
         if let Err(error) = done {
             job.adopt(sandbox); // so that its end is proven
             return Err(error);
@@ -276,6 +280,8 @@ mod tests {
             ("a", json!({"runtime": "singularity"})),
             ("a", json!({"fakeroot": true})),
             ("a", json!({"network": "host"})),
+            ("a", json!({"network": {"allow": ["a.example"]}})),
+            ("a", json!({"network": {"run": {"allow": ["a.example"]}}})),
             ("a", json!({"limits": {"disk_mb": 5}})),
         ] {
             assert_ne!(one, key_of(script, fields));

@@ -8,7 +8,7 @@ use serde::{
 };
 use serde_json::{Map, Value};
 
-use crate::{GroupId, JobId, WeightVersion};
+use crate::{GroupId, JobId, NetworkChoice, WeightVersion};
 
 /// A request that is JSON but not a job: names the field, what came, and what was expected.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -60,22 +60,11 @@ pub enum RuntimeChoice {
     Singularity,
 }
 
-/// The network that an instance asks for.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum NetworkChoice {
-    /// Its own loopback and nothing else.
-    #[default]
-    None,
-    /// The host's.
-    Host,
-}
-
 /// Resource limits of an instance's sandbox; absent ones are the handler's default.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Limits {
-    /// Memory, MiB.
+    /// Memory of all processes together, MiB.
     pub memory_mb: Option<u64>,
     /// Processes and threads.
     pub pids: Option<u64>,
@@ -83,8 +72,85 @@ pub struct Limits {
     pub cpus: Option<f64>,
     /// Writable layer, MiB.
     pub disk_mb: Option<u64>,
-    /// Life of the sandbox, seconds.
+    /// `/tmp`, and `/dev/shm` by itself, MiB.
+    pub tmp_mb: Option<u64>,
+    /// How long the sandbox's processes may run, seconds since it started.
     pub wall_s: Option<f64>,
+    /// Files that one process may have open.
+    pub open_files: Option<u64>,
+    /// Size of one file, MiB.
+    pub file_mb: Option<u64>,
+    /// Characters of one tool result.
+    pub output_chars: Option<u64>,
+}
+
+/// The most characters that a tool result can be given: more than this of an output is never kept.
+const MAX_OUTPUT_CHARS: u64 = 100_000;
+
+/// The fewest, which hold what is told about an output.
+const MIN_OUTPUT_CHARS: u64 = 1000;
+
+/// The most mebibytes that can be counted in bytes.
+const MAX_MIB: u64 = u64::MAX >> 20;
+
+impl Limits {
+    /// Reads the limits of an instance.
+    fn read(value: &Value) -> Result<Self, Malformed> {
+        let Value::Object(fields) = value else {
+            return Err(Malformed::new("limits", format!("expected an object, found {}", kind_of(value))));
+        };
+        let mut limits = Self::default();
+        for (name, value) in fields {
+            let field = format!("limits.{name}");
+            match name.as_str() {
+                "memory_mb" => limits.memory_mb = whole(&field, value, 1, MAX_MIB)?,
+                "pids" => limits.pids = whole(&field, value, 1, u64::from(u32::MAX))?,
+                "cpus" => limits.cpus = above_zero(&field, value)?,
+                "disk_mb" => limits.disk_mb = whole(&field, value, 1, MAX_MIB)?,
+                "tmp_mb" => limits.tmp_mb = whole(&field, value, 1, MAX_MIB)?,
+                "wall_s" => limits.wall_s = above_zero(&field, value)?,
+                "open_files" => limits.open_files = whole(&field, value, 1, u64::MAX)?,
+                "file_mb" => limits.file_mb = whole(&field, value, 1, MAX_MIB)?,
+                "output_chars" => limits.output_chars = whole(&field, value, MIN_OUTPUT_CHARS, MAX_OUTPUT_CHARS)?,
+                _ => {
+                    let known = "memory_mb, pids, cpus, disk_mb, tmp_mb, wall_s, open_files, file_mb, output_chars";
+                    return Err(Malformed::new(field, format!("no such limit; known are {known}")));
+                }
+            }
+        }
+        Ok(limits)
+    }
+}
+
+/// Reads a whole number of a range; null is none.
+fn whole(field: &str, value: &Value, least: u64, most: u64) -> Result<Option<u64>, Malformed> {
+    if value.is_null() {
+        return Ok(None);
+    }
+    if let Some(number) = value.as_u64().filter(|number| (least..=most).contains(number)) {
+        return Ok(Some(number));
+    }
+    let expected = format!("expected a whole number from {least} to {most}");
+    Err(Malformed::new(field, format!("{expected}, found {}", shown(value))))
+}
+
+/// Reads a number above 0; null is none.
+fn above_zero(field: &str, value: &Value) -> Result<Option<f64>, Malformed> {
+    if value.is_null() {
+        return Ok(None);
+    }
+    match value.as_f64().filter(|number| *number > 0.0 && number.is_finite()) {
+        Some(number) => Ok(Some(number)),
+        None => Err(Malformed::new(field, format!("expected a number above 0, found {}", shown(value)))),
+    }
+}
+
+/// A number as it is, or the kind of what is none.
+fn shown(value: &Value) -> String {
+    match value {
+        Value::Number(number) => number.to_string(),
+        other => kind_of(other).to_owned(),
+    }
 }
 
 /// The fields of an instance that every handler shares.
@@ -148,29 +214,19 @@ impl Instance {
         let mut checked = Map::new();
         for field in FIELDS {
             let Some(value) = self.0.get(field).filter(|value| !value.is_null()) else { continue };
+            if field == "network" {
+                NetworkChoice::parse(value)?; // names the part of it that is wrong
+            }
             let alone = Map::from_iter([(field.to_owned(), value.clone())]);
+            if field == "limits" {
+                Limits::read(value)?;
+            }
             serde_json::from_value::<CommonFields>(Value::Object(alone))
                 .map_err(|err| Malformed::new(field, err.to_string()))?;
             checked.insert(field.to_owned(), value.clone());
         }
         let common: CommonFields = serde_json::from_value(Value::Object(checked))
             .map_err(|err| Malformed::new("instance", err.to_string()))?;
-        for (field, limit) in [
-            ("limits.memory_mb", common.limits.memory_mb),
-            ("limits.pids", common.limits.pids),
-            ("limits.disk_mb", common.limits.disk_mb),
-        ] {
-            if limit == Some(0) {
-                return Err(Malformed::new(field, "expected a number above 0, found 0"));
-            }
-        }
-        for (field, limit) in [("limits.cpus", common.limits.cpus), ("limits.wall_s", common.limits.wall_s)] {
-            if let Some(limit) = limit
-                && !(limit.is_finite() && limit > 0.0)
-            {
-                return Err(Malformed::new(field, format!("expected a number above 0, found {limit}")));
-            }
-        }
         Ok(common)
     }
 }
@@ -631,12 +687,41 @@ mod tests {
             (json!({"fakeroot": "yes"}), "fakeroot"),
             (json!({"limits": {"memory_mb": 0}}), "limits.memory_mb"),
             (json!({"limits": {"cpus": -1.0}}), "limits.cpus"),
-            (json!({"limits": {"memory": 5}}), "limits"),
+            (json!({"limits": {"memory": 5}}), "limits.memory"),
+            (json!({"limits": {"pids": "many"}}), "limits.pids"),
+            (json!({"limits": {"disk_mb": -5}}), "limits.disk_mb"),
+            (json!({"limits": {"file_mb": 1.5}}), "limits.file_mb"),
+            (json!({"limits": {"tmp_mb": u64::MAX}}), "limits.tmp_mb"),
+            (json!({"limits": {"wall_s": [1]}}), "limits.wall_s"),
+            (json!({"limits": {"output_chars": 10}}), "limits.output_chars"),
+            (json!({"limits": [1]}), "limits"),
             (json!({"network": "allow"}), "network"),
+            (json!({"network": {"run": "host"}}), "network.run"),
             (json!({"tools": "bash"}), "tools"),
             (json!({"image": 5}), "image"),
         ] {
             assert_eq!(common(fields.clone()).unwrap_err().field, name, "{fields}");
+        }
+    }
+
+    #[test]
+    fn wrong_limits_say_what_was_expected() {
+        let problem = |limits: Value| {
+            let instance = Instance(json!({"limits": limits}).as_object().unwrap().clone());
+            instance.common().map(|common| common.limits).map_err(|problem| problem.to_string())
+        };
+        let given = problem(json!({"memory_mb": 512, "cpus": 0.5, "pids": null})).unwrap();
+        assert_eq!(given, Limits { memory_mb: Some(512), cpus: Some(0.5), ..Limits::default() });
+        for (limits, said) in [
+            (json!({"pids": 0}), "limits.pids: expected a whole number from 1 to 4294967295, found 0"),
+            (json!({"memory_mb": "512"}), "limits.memory_mb: expected a whole number from 1 to"),
+            (json!({"cpus": 0}), "limits.cpus: expected a number above 0, found 0"),
+            (json!({"wall_s": "1h"}), "limits.wall_s: expected a number above 0, found a string"),
+            (json!({"ram": 1}), "limits.ram: no such limit; known are memory_mb, pids"),
+            (json!(5), "limits: expected an object, found a number"),
+        ] {
+            let found = problem(limits).unwrap_err();
+            assert!(found.starts_with(said), "{found}");
         }
     }
 

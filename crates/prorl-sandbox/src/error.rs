@@ -128,6 +128,16 @@ pub enum SandboxError {
         #[source]
         source: io::Error,
     },
+    /// The machine has less free than the node leaves to others, and had so for as long as the start might take.
+    #[error("no room for a sandbox: {} of {what} free, and {} are to stay so", Mebibytes(*free_bytes), Mebibytes(*needed_bytes))]
+    NoRoom {
+        /// What there is too little of, in words.
+        what: &'static str,
+        /// How much of it is free, in bytes.
+        free_bytes: u64,
+        /// How much has to be, in bytes.
+        needed_bytes: u64,
+    },
     /// Another step of the set-up failed.
     #[error("failed to set up the sandbox at: {step} {target}")]
     Setup {
@@ -181,6 +191,15 @@ impl std::fmt::Display for Said<'_> {
     }
 }
 
+/// Bytes, as people read them.
+struct Mebibytes(u64);
+
+impl std::fmt::Display for Mebibytes {
+    fn fmt(&self, to: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(to, "{} MiB", self.0 >> 20)
+    }
+}
+
 impl SandboxError {
     /// Returns who failed, in the words of a job's outcome.
     pub fn failure_class(&self) -> FailureClass {
@@ -197,7 +216,7 @@ impl SandboxError {
                 | LauncherFault::Other => FailureClass::Sandbox,
             },
             Self::Image { .. } => FailureClass::Image,
-            Self::Exhausted { .. } => FailureClass::Resource,
+            Self::Exhausted { .. } | Self::NoRoom { .. } => FailureClass::Resource,
             Self::Guest { .. } | Self::Protocol { .. } => FailureClass::Internal,
             Self::Spawn { source, .. } | Self::Folder { source, .. } if is_exhaustion(source) => FailureClass::Resource,
             Self::Spawn { .. }

@@ -1,5 +1,7 @@
 #![doc = include_str!("../README.md")]
 
+#[cfg(any(feature = "host", feature = "init"))]
+mod cgroup;
 #[cfg(feature = "init")]
 pub mod init;
 #[cfg(any(feature = "host", feature = "init"))]
@@ -13,9 +15,13 @@ mod subid;
 mod sys;
 
 #[cfg(feature = "host")]
+mod cpus;
+#[cfg(feature = "host")]
 mod diagnosis;
 #[cfg(feature = "host")]
 pub mod doctor;
+#[cfg(feature = "egress")]
+pub mod egress;
 #[cfg(feature = "host")]
 mod error;
 #[cfg(feature = "host")]
@@ -41,6 +47,8 @@ pub mod store;
 #[cfg(feature = "host")]
 mod watch;
 
+#[cfg(feature = "host")]
+pub use cgroup::GroupChoice;
 #[cfg(feature = "host")]
 pub use error::{LauncherFault, SandboxError};
 #[cfg(feature = "host")]

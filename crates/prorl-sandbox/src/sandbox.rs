@@ -21,6 +21,8 @@ use tokio::{io::unix::AsyncFd, net::UnixStream, process::Child, runtime::Handle 
 
 use crate::{
     Exceeded, Image, SandboxError, SandboxSpec,
+    cgroup::Group,
+    cpus::Share,
     freeze::Freezable,
     node::{Claim, Handle, Maker, Process, Reach, descends, has_ended},
     start::Kind,
@@ -75,6 +77,9 @@ pub(crate) struct Held {
     #[expect(dead_code, reason = "held for its drop")]
     pub(crate) ground: Ground,
     pub(crate) watched: Watched,
+    /// The processors that it runs on, if it is limited to some.
+    #[expect(dead_code, reason = "held for its drop")]
+    pub(crate) processors: Option<Share>,
 }
 
 /// An image and layers that a store may remove when nobody holds them.
@@ -131,7 +136,9 @@ impl Sandbox {
     /// Returns which limits were exceeded since this was last asked, in order: to be told with the result of what ran
     /// meanwhile. The same thing that goes on is told again only after a while.
     pub fn take_exceeded(&self) -> Vec<Exceeded> {
-        self.log.take()
+        let mut exceeded = self.log.take();
+        exceeded.extend(self.processes.claim.group().map(Group::take_exceeded).unwrap_or_default());
+        exceeded
     }
 
     /// Closes the channel, at whose end the guest ends everything inside; kills after `grace`; returns when the kernel
@@ -266,6 +273,10 @@ impl Processes {
     /// Resolves when nothing of the sandbox is left, processes and files, and the outer process is reaped.
     pub(crate) async fn gone(&self) {
         self.outer.ended().await;
+        // It ends last, so that whatever is in the group still has lost its owner.
+        if let Some(group) = self.claim.group() {
+            group.kill();
+        }
         if self.kind.reach == Reach::Session && !self.claim.is_settled() && self.outer_was_killed() {
             self.sweep().await;
         }
@@ -274,6 +285,10 @@ impl Processes {
             inner.ended().await;
         }
         self.try_reap();
+        if let (Some(group), false) = (self.claim.group(), self.claim.is_settled()) {
+            // Where that cannot be waited for, the node's keeper removes it.
+            let _ = group.emptied().await;
+        }
         self.claim.settle();
     }
 
@@ -364,6 +379,9 @@ impl Processes {
 
     /// Kills the outer process and whatever else is in its group, such as the children of a program that is no guest.
     fn kill_outer(&self) {
+        if let Some(group) = self.claim.group() {
+            group.kill();
+        }
         let child = self.child.lock();
         // Unreaped, it keeps its number, which is its group's too; the lock keeps it unreaped, unless the kernel reaps for a
         // process that ignores SIGCHLD. So it goes last.

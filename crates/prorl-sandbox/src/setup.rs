@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 /// The first frame from the host: what the fresh process is to be.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[expect(clippy::large_enum_variant, reason = "a few are made for each start, and none is kept")]
 pub enum Order {
     /// A sandbox: it makes its namespaces, mounts and limits, and becomes process 1 in them.
     Enter(Setup),
@@ -113,6 +114,8 @@ pub struct Keep {
     pub host: String,
     /// The machine's boot.
     pub boot_id: String,
+    /// The host's process's folder of control groups, if it has one: it goes with the last sandbox.
+    pub groups: Option<OsString>,
 }
 
 /// What a guest makes a sandbox's root file system from.

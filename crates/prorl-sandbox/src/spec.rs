@@ -9,7 +9,7 @@ use std::{
 use prorl_core::hello;
 
 use crate::{
-    Bind, Limits, Network, SandboxError, SandboxUser,
+    Bind, Limits, Network, SandboxError, SandboxUser, cpus, limits,
     setup::{self, Setup, Walls},
     store::{Base, Layer, LayerUsers, StoredImage},
 };
@@ -67,8 +67,9 @@ pub struct SandboxSpec {
     pub freezable: bool,
     /// Host name inside: 1 to 63 letters, digits and `-`.
     pub hostname: String,
-    /// Environment of everything inside, over the standard one (`PATH`, `HOME`, `USER`, `LOGNAME`, `SHELL`, `LANG`, `TERM`)
-    /// and over that of an image of a store, see [`Image::Stored`]. Nothing of the host's environment is there. It never
+    /// Environment of everything inside, over the standard one (`PATH`, `HOME`, `USER`, `LOGNAME`, `SHELL`, `LANG`, `TERM`),
+    /// over the numbers of threads that go with [`Limits::cpus`] (`OMP_NUM_THREADS` and the like) and over that of an image
+    /// of a store, see [`Image::Stored`]. Nothing of the host's environment is there. It never
     /// appears in an argument list.
     pub env: Vec<(String, String)>,
     /// Whether the user inside is 0. It is then root over its own files only; outside it stays the ordinary user.
@@ -88,7 +89,8 @@ pub struct SandboxSpec {
     pub proxy_port: Option<u16>,
     /// What of the host is shown inside.
     pub binds: Vec<Bind>,
-    /// How long the guest may take until its hello.
+    /// How long the guest may take until its hello; and, before there is one, how long the machine may take to have room for it,
+    /// see [`NodeConfig::min_free_memory`](crate::NodeConfig::min_free_memory).
     pub start_timeout: Duration,
     /// How long the sandbox may live at most, held by the guest itself.
     pub max_life: Duration,
@@ -107,8 +109,8 @@ impl SandboxSpec {
             env: Vec::new(),
             fakeroot: false,
             network: Network::None,
-            layer_bytes: 2 << 30,
-            tmp_bytes: 512 << 20,
+            layer_bytes: limits::memory_total().min(2 << 30),
+            tmp_bytes: limits::memory_total().min(512 << 20),
             limits: Limits::default(),
             proxy_port: None,
             binds: Vec::new(),
@@ -152,17 +154,29 @@ impl SandboxSpec {
         Walls { pids, open_files, file_bytes, cpus: Vec::new() }
     }
 
-    /// Returns the image's variables and then its own, so that its own win. What is wrong with an image's is no fault of whoever
-    /// starts it.
+    /// Returns the numbers of threads that go with its processors, then the image's variables, those of the proxy, and its own, so
+    /// that its own win. What is wrong with an image's is no fault of whoever starts it; a proxy that an image names cannot be
+    /// reached from here.
     fn variables(&self) -> Vec<(String, String)> {
         let of_image = match &self.image {
             Image::Stored(image) => image.filled().env.as_slice(),
             Image::Host | Image::Directory(_) | Image::File(_) => &[],
         };
         let is_usable = |(name, value): &&(String, String)| {
-            is_name(name) && !value.contains('\0') && name.len() + value.len() + "=".len() < MAX_VARIABLE
+            let is_foreign_proxy = self.proxy_port.is_some() && name.to_ascii_lowercase().ends_with("_proxy");
+            is_name(name)
+                && !value.contains('\0')
+                && name.len() + value.len() + "=".len() < MAX_VARIABLE
+                && !is_foreign_proxy
         };
-        of_image.iter().filter(is_usable).chain(&self.env).cloned().collect()
+        let n_processors = self.limits.cpus.map(|cpus| cpus::whole(cpus).to_string());
+        let threads = n_processors
+            .iter()
+            .flat_map(|number| cpus::THREAD_VARIABLES.iter().map(|name| ((*name).to_owned(), number.clone())));
+        let mut variables: Vec<_> = threads.chain(of_image.iter().filter(is_usable).cloned()).collect();
+        variables.extend(self.proxy_port.into_iter().flat_map(proxy_variables));
+        variables.extend_from_slice(&self.env);
+        variables
     }
 
     /// Checks that the files are there, and returns those that the guest must find, their links resolved: it looks for them
@@ -240,6 +254,25 @@ impl SandboxSpec {
         Ok(folders)
     }
 
+    /// Checks its limits and the sizes of its disk, each alone and against what this machine has.
+    ///
+    /// # Errors
+    /// [`SandboxError::Invalid`] for the first that cannot be held, by its name: `limits.cpus`, `layer_bytes`.
+    pub fn check_limits(&self) -> Result<(), SandboxError> {
+        let memory = limits::memory_total();
+        for (what, bytes) in [("layer_bytes", self.layer_bytes), ("tmp_bytes", self.tmp_bytes)] {
+            if bytes < 1 << 20 {
+                return Err(invalid(what, format!("{bytes} is below one mebibyte")));
+            }
+            if bytes > memory {
+                let reason =
+                    format!("{bytes} is more than this machine's memory, {memory}, which holds what is written");
+                return Err(invalid(what, reason));
+            }
+        }
+        self.limits.check()
+    }
+
     fn check_values(&self) -> Result<(), SandboxError> {
         let label = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
         if !(1..=63).contains(&self.hostname.len()) || !self.hostname.bytes().all(label) {
@@ -254,22 +287,38 @@ impl SandboxSpec {
                 return Err(invalid("env", format!("value of {name} holds a NUL byte")));
             }
         }
-        for (what, bytes) in [("layer_bytes", self.layer_bytes), ("tmp_bytes", self.tmp_bytes)] {
-            if bytes < 1 << 20 {
-                return Err(invalid(what, format!("{bytes} is below one mebibyte")));
-            }
-        }
+        self.check_limits()?;
+        self.limits.check()?;
         if self.start_timeout.is_zero() {
             return Err(invalid("start_timeout", "zero".to_owned()));
         }
         if self.max_life.is_zero() {
             return Err(invalid("max_life", "zero".to_owned()));
         }
+        match self.proxy_port {
+            Some(0) => return Err(invalid("proxy_port", "0 is no port that programs could be told of".to_owned())),
+            Some(port) if self.network == Network::Host => {
+                let reason = format!("{port} would be a port of the host, whose network the sandbox is to share");
+                return Err(invalid("proxy_port", reason));
+            }
+            Some(_) | None => {}
+        }
         if let Some(path) = self.image.path() {
             no_nul("image", path)?;
         }
         self.binds.iter().try_for_each(check_bind)
     }
+}
+
+/// Returns the variables that programs look for to find a proxy. Some know only those in lower case, some only the others.
+fn proxy_variables(port: u16) -> impl Iterator<Item = (String, String)> {
+    let proxy = format!("http://127.0.0.1:{port}");
+    let own = "localhost,127.0.0.1,::1".to_owned();
+    ["http", "https", "no"].into_iter().flat_map(move |what| {
+        let value = if what == "no" { own.clone() } else { proxy.clone() };
+        let name = format!("{what}_proxy");
+        [(name.to_ascii_uppercase(), value.clone()), (name, value)]
+    })
 }
 
 /// Tells whether a variable can have this name.
@@ -328,13 +377,27 @@ mod tests {
     use crate::store::{Digest, Filled, ImageStore, SourceKey, StoreConfig};
 
     #[test]
+    fn programs_are_told_how_many_threads_to_start_unless_the_spec_says_so() {
+        let mut spec = SandboxSpec::new("/proc/self/exe");
+        spec.env = vec![("GOMAXPROCS".to_owned(), "7".to_owned())];
+        assert_eq!(spec.variables(), spec.env, "without a limit nothing is said");
+        spec.limits.cpus = Some(0.5);
+        let variables = spec.variables();
+        assert_eq!(variables.len(), cpus::THREAD_VARIABLES.len() + 1);
+        let last = |name: &str| variables.iter().rfind(|(known, _)| known == name).map(|(_, value)| value.as_str());
+        assert_eq!([last("OMP_NUM_THREADS"), last("GOMAXPROCS")], [Some("1"), Some("7")]);
+    }
+
+    #[test]
     fn variables_of_an_image_are_set_below_those_of_the_spec() {
         let pair = |name: &str, value: &str| (name.to_owned(), value.to_owned());
         let folder = tempfile::tempdir().unwrap();
         let store = ImageStore::open(StoreConfig::new(folder.path().join("store"))).unwrap();
         let long = "x".repeat(MAX_VARIABLE);
         let unusable = [pair("", "a"), pair("A=B", "a"), pair("A\0", "a"), pair("NUL", "\0"), pair("LONG", &long)];
-        let env = [pair("PATH", "/opt/bin"), pair("MODE", "image")].into_iter().chain(unusable).collect();
+        let foreign = [pair("all_proxy", "socks5://192.0.2.1"), pair("HTTPS_PROXY", "http://192.0.2.1")];
+        let of_image = [pair("PATH", "/opt/bin"), pair("MODE", "image")].into_iter().chain(foreign.clone());
+        let env = of_image.chain(unusable).collect();
         let (digest, source) = (Digest::from_bytes([1; 32]), "one".to_owned());
         let filled = Filled { digest, source, entries: 0, bytes: 0, env, notes: Vec::new() };
         let made = store.ensure(&SourceKey::new("one"), &|| false, &|_| {}, |_| Ok::<_, io::Error>(filled));
@@ -342,7 +405,34 @@ mod tests {
         spec.env = vec![pair("MODE", "spec")];
         assert_eq!(spec.to_setup(None).unwrap().env, spec.env);
         spec.image = Image::Stored(made.unwrap());
-        let expected = [pair("PATH", "/opt/bin"), pair("MODE", "image"), pair("MODE", "spec")];
+        let [all, https] = foreign;
+        let expected = [pair("PATH", "/opt/bin"), pair("MODE", "image"), all.clone(), https, pair("MODE", "spec")];
         assert_eq!(spec.to_setup(None).unwrap().env, expected);
+        // One that is to go through a proxy goes through that one.
+        spec.proxy_port = Some(3128);
+        let env = spec.to_setup(None).unwrap().env;
+        assert!(!env.contains(&all), "{env:?}");
+        let [ours, none] = ["http://127.0.0.1:3128", "localhost,127.0.0.1,::1"];
+        for (name, value) in [
+            ("http_proxy", ours),
+            ("HTTP_PROXY", ours),
+            ("https_proxy", ours),
+            ("HTTPS_PROXY", ours),
+            ("no_proxy", none),
+            ("NO_PROXY", none),
+        ] {
+            assert_eq!(env.iter().filter(|(other, _)| other == name).collect::<Vec<_>>(), [&pair(name, value)]);
+        }
+        spec.env = vec![pair("no_proxy", "*")];
+        assert_eq!(spec.to_setup(None).unwrap().env.last(), Some(&pair("no_proxy", "*")));
+    }
+
+    #[test]
+    fn a_proxy_needs_a_port_and_a_network_of_the_sandboxs_own() {
+        let refused = |spec: SandboxSpec| spec.to_setup(None).unwrap_err().to_string();
+        let spec = |proxy_port| SandboxSpec { proxy_port: Some(proxy_port), ..SandboxSpec::new("/proc/self/exe") };
+        assert!(refused(spec(0)).starts_with("invalid proxy_port: 0 is no port"));
+        let shared = SandboxSpec { network: Network::Host, ..spec(3128) };
+        assert!(refused(shared).starts_with("invalid proxy_port: 3128 would be a port of the host"));
     }
 }

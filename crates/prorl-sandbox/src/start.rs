@@ -20,7 +20,7 @@ use nix::{
 };
 use prorl_core::{
     frame,
-    hello::{Greeting, Hello, PROTOCOL, StartFailure},
+    hello::{FakeRoot, Greeting, Hello, PROTOCOL, StartFailure},
 };
 use tokio::{
     io::{AsyncWriteExt as _, Interest},
@@ -31,6 +31,8 @@ use tokio::{
 
 use crate::{
     Facts, Network, Sandbox, SandboxError, SandboxSpec, SandboxUser,
+    cgroup::Ceilings,
+    cpus::{self, Share},
     freeze::{Freezable, Layering},
     node::{Claim, Loopback, Node, Reach},
     parcel::MAX_FILES,
@@ -105,9 +107,13 @@ pub(crate) async fn start(
     orders: impl FnOnce(&Claim, Setup) -> Result<Orders, SandboxError> + Send,
 ) -> Result<Sandbox, SandboxError> {
     // The time in this queue is not the guest's.
-    let place = node.admit().await;
+    let place = node.admit(spec.start_timeout).await?;
     let begun = Instant::now();
     let claim = node.claim(kind.name)?;
+    let ceilings = Ceilings::of(spec, kind.reach);
+    claim.limit(&ceilings).map_err(|source| SandboxError::at("make control group", source))?;
+    let processors = spec.limits.cpus.map(|cpus| node.processors().share(cpus::whole(cpus)));
+    setup.walls.cpus = processors.as_ref().map(Share::numbers).unwrap_or_default();
     let lease = match spec.network {
         Network::None => None,
         Network::Host => Some(Loopback::lease().map_err(|source| SandboxError::at("lease loopback address", source))?),
@@ -150,7 +156,14 @@ pub(crate) async fn start(
     }
     let shown = Shown::new(files, spec).and_then(|shown| {
         let freezable = layering.map(|layering| Freezable::new(layering, shown.kept)).transpose()?;
-        let subject = Subject { proc: shown.proc, layer: shown.layer, tmp: shown.tmp, limits: spec.limits };
+        let subject = Subject {
+            proc: shown.proc,
+            layer: shown.layer,
+            tmp: shown.tmp,
+            limits: spec.limits,
+            guest: hello.host_pid,
+            has_range: hello.fakeroot == Some(FakeRoot::Range),
+        };
         Ok((node.watcher().watch(subject)?, shown.proxy, freezable))
     });
     let (watched, proxy, freezable) = match shown {
@@ -171,7 +184,14 @@ pub(crate) async fn start(
         hello,
     };
     tracing::debug!(id = processes.id(), guest = facts.hello.host_pid, "sandbox stands");
-    Ok(Sandbox::new(facts, channel, processes, Held { ground: Ground::of(spec), watched }, proxy, freezable))
+    Ok(Sandbox::new(
+        facts,
+        channel,
+        processes,
+        Held { ground: Ground::of(spec), watched, processors },
+        proxy,
+        freezable,
+    ))
 }
 
 /// Starts the guest with one end of a fresh socket pair as its standard input, the lease of an address as its standard

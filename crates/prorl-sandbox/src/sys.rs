@@ -2,7 +2,7 @@
 #![expect(unsafe_code, reason = "system calls that neither nix nor rustix wraps safely")]
 
 #[cfg(feature = "host")]
-pub(crate) use host::{enter_overlay, received, watch};
+pub(crate) use host::{enter_overlay, landlock_version, received, set_idle, watch, watch_news};
 
 #[cfg(feature = "host")]
 mod host {
@@ -17,6 +17,7 @@ mod host {
     };
 
     use nix::{
+        errno::Errno,
         fcntl::{OFlag, open},
         mount::{MsFlags, mount},
         sched::{CloneFlags, unshare},
@@ -64,17 +65,49 @@ mod host {
         files.into_iter().map(|file| unsafe { OwnedFd::from_raw_fd(file) })
     }
 
+    /// Has a thread run only when no other wants to, or as usual again. `thread` is its number.
+    pub(crate) fn set_idle(thread: u32, is_idle: bool) -> Result<(), Errno> {
+        let thread = libc::pid_t::try_from(thread).map_err(|_too_large| Errno::ESRCH)?;
+        let policy = if is_idle { libc::SCHED_IDLE } else { libc::SCHED_OTHER };
+        // SAFETY: all zeroes is a valid `sched_param`, which holds numbers only, and means the one priority that both policies
+        // have. It lives until the call returns, and the kernel only reads it.
+        let done = unsafe {
+            let param: libc::sched_param = std::mem::zeroed();
+            libc::sched_setscheduler(thread, policy, &raw const param)
+        };
+        Errno::result(done).map(drop)
+    }
+
     /// Registers a process handle with the runtime's reactor. It is readable once the process has ended.
     pub(crate) fn watch(handle: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
         // SAFETY: an `OwnedFd` is open, names one file description for as long as it lives, and always returns the same
         // number; the `AsyncFd` owns it and nothing here swaps it.
         Ok(unsafe { AsyncFd::register_with_interest(handle, Interest::READABLE) }?)
     }
+
+    /// Registers a file of the kernel's that tells its changes, as those of control groups do, with the runtime's reactor.
+    pub(crate) fn watch_news(file: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
+        // SAFETY: as above.
+        Ok(unsafe { AsyncFd::register_with_interest(file, Interest::PRIORITY) }?)
+    }
+
+    /// Asks for the version instead of a set of rules, as in `linux/landlock.h`.
+    const LANDLOCK_CREATE_RULESET_VERSION: libc::c_uint = 1;
+
+    /// Returns the version of the kernel's Landlock.
+    pub(crate) fn landlock_version() -> io::Result<u32> {
+        let (no_attributes, size) = (std::ptr::null::<libc::c_void>(), 0_usize);
+        // SAFETY: with this flag the kernel reads no attributes and makes nothing; it returns a number.
+        let version = unsafe {
+            libc::syscall(libc::SYS_landlock_create_ruleset, no_attributes, size, LANDLOCK_CREATE_RULESET_VERSION)
+        };
+        u32::try_from(version).map_err(|_failed| io::Error::last_os_error())
+    }
 }
 
 #[cfg(feature = "init")]
 pub(crate) use guest::{
-    Filter, Fork, Seal, close_all_but, filter_calls, fork, reset_signals, seal_mount, set_env, up_loopback,
+    Fork, Seal, close_all_but, filter_calls, fork, keep_to_itself, reset_signals, seal_mount, set_env, up_loopback,
 };
 
 #[cfg(feature = "init")]
@@ -83,10 +116,11 @@ mod guest {
         ffi::CString,
         mem,
         os::{
-            fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
+            fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd},
             unix::ffi::OsStrExt,
         },
         path::Path,
+        ptr,
     };
 
     use nix::{
@@ -197,31 +231,10 @@ mod guest {
         Errno::result(unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFFLAGS, &raw const request) }).map(drop)
     }
 
-    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-    compile_error!(
-        "the filter of system calls has to be told this processor's number: see AUDIT_ARCH_* in linux/audit.h"
-    );
-
-    /// The kernel's number for this program's own system call table, as in `linux/audit.h`.
-    const ARCH: u32 = if cfg!(target_arch = "x86_64") { 0xc000_003e } else { 0xc000_00b7 };
-
-    /// Numbers of x86-64 from here on are those of its x32 table.
-    const X32: u32 = 0x4000_0000;
-
-    /// What the kernel does instead of some system calls, by their numbers.
-    pub(crate) struct Filter<'a> {
-        /// Answers `ENOSYS`.
-        pub(crate) denied: &'a [libc::c_long],
-        /// Answers success and does nothing.
-        pub(crate) pretended: &'a [libc::c_long],
-    }
-
     /// Puts a filter on system calls, in this process and in all that it will start, for good.
     ///
-    /// A number means another call in another table (32-bit programs, x32), so every call by one of those is denied. The caller
-    /// has given up new privileges, without which the kernel takes no filter.
-    pub(crate) fn filter_calls(filter: &Filter<'_>) -> Result<(), Errno> {
-        let mut filter = filter_program(filter);
+    /// The caller has given up new privileges, without which the kernel takes no filter.
+    pub(crate) fn filter_calls(filter: &mut [libc::sock_filter]) -> Result<(), Errno> {
         let len = libc::c_ushort::try_from(filter.len()).map_err(|_too_long| Errno::EINVAL)?;
         let program = libc::sock_fprog { len, filter: filter.as_mut_ptr() };
         // SAFETY: `program` points at `len` instructions in `filter`, which lives until the call returns; the kernel checks
@@ -230,32 +243,47 @@ mod guest {
             .map(drop)
     }
 
-    /// The filter's program: each comparison that fits is followed by the answer, each other one jumps over it.
-    fn filter_program(filter: &Filter<'_>) -> Vec<libc::sock_filter> {
-        let instruction = |code: u32, k: u32, jt: u8, jf: u8| {
-            // Codes are below 0x100.
-            let code = u16::try_from(code).unwrap_or_default();
-            libc::sock_filter { code, jt, jf, k }
+    /// As `struct landlock_ruleset_attr` of `linux/landlock.h`.
+    #[repr(C)]
+    struct RulesetAttr {
+        files: u64,
+        network: u64,
+        scoped: u64,
+    }
+
+    const LANDLOCK_CREATE_RULESET_VERSION: libc::c_uint = 1;
+    /// Abstract Unix sockets, and signals.
+    const LANDLOCK_SCOPES: u64 = 0b11;
+    /// The first version of Landlock that knows those.
+    const SCOPING_VERSION: libc::c_long = 6;
+
+    /// Makes this process, and all that it will start, unable to reach abstract sockets and to signal processes of others, for
+    /// good, where the kernel knows how (since 6.12, with Landlock on).
+    ///
+    /// The caller has given up new privileges, without which the kernel refuses.
+    pub(crate) fn keep_to_itself() -> Result<(), Errno> {
+        let attr = RulesetAttr { files: 0, network: 0, scoped: LANDLOCK_SCOPES };
+        let len = mem::size_of::<RulesetAttr>();
+        // SAFETY: asked for its version, the call takes no pointer.
+        let version = unsafe {
+            libc::syscall(
+                libc::SYS_landlock_create_ruleset,
+                ptr::null::<RulesetAttr>(),
+                0_usize,
+                LANDLOCK_CREATE_RULESET_VERSION,
+            )
         };
-        // Offsets are those of `struct seccomp_data`: the number, the table.
-        let load = |offset: u32| instruction(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, offset, 0, 0);
-        let compare = |how: u32, k: u32, jt, jf| instruction(libc::BPF_JMP | how | libc::BPF_K, k, jt, jf);
-        let answer = |action: u32| instruction(libc::BPF_RET | libc::BPF_K, action, 0, 0);
-        let number = |call: libc::c_long| u32::try_from(call).unwrap_or(u32::MAX); // no call has that one
-        let deny = answer(libc::SECCOMP_RET_ERRNO | libc::ENOSYS.unsigned_abs());
-        let pretend = answer(libc::SECCOMP_RET_ERRNO);
-        let allow = answer(libc::SECCOMP_RET_ALLOW);
-        let mut program = vec![load(4), compare(libc::BPF_JEQ, ARCH, 1, 0), deny, load(0)];
-        if cfg!(target_arch = "x86_64") {
-            program.extend([compare(libc::BPF_JGE, X32, 0, 1), deny]);
+        if version < SCOPING_VERSION {
+            return Ok(());
         }
-        for (calls, answer) in [(filter.denied, deny), (filter.pretended, pretend)] {
-            for call in calls {
-                program.extend([compare(libc::BPF_JEQ, number(*call), 0, 1), answer]);
-            }
-        }
-        program.push(allow);
-        program
+        // SAFETY: the kernel reads the stated size from `attr`, which lives until the call returns and whose layout is that of
+        // the kernel's structure. The descriptor is fresh, so it has no other owner.
+        let rules = unsafe {
+            let raw = Errno::result(libc::syscall(libc::SYS_landlock_create_ruleset, &raw const attr, len, 0))?;
+            OwnedFd::from_raw_fd(RawFd::try_from(raw).map_err(|_no_descriptor| Errno::EBADF)?)
+        };
+        // SAFETY: no pointers.
+        Errno::result(unsafe { libc::syscall(libc::SYS_landlock_restrict_self, rules.as_raw_fd(), 0) }).map(drop)
     }
 
     /// Gives every signal its default action and unblocks all. A host may have ignored some (as `nohup` does), and nobody

@@ -28,16 +28,25 @@ impl Spread {
 
 /// Returns a time in milliseconds, to the microsecond.
 pub(super) fn millis(time: Duration) -> f64 {
-    thousandths(time.as_secs_f64() * 1e3)
+    rounded(time.as_secs_f64() * 1e3)
 }
 
 /// Returns how many times as large the first is; `None` where there is nothing to compare with.
 pub(super) fn ratio(ours: Option<f64>, theirs: Option<f64>) -> Option<f64> {
     let (ours, theirs) = ours.zip(theirs)?;
-    (theirs > 0.0).then(|| thousandths(ours / theirs))
+    (theirs > 0.0).then(|| rounded(ours / theirs))
 }
 
-fn thousandths(value: f64) -> f64 {
+/// Returns the middle one of some values, or the mean of the two in the middle, to three places; `None` of none.
+pub(super) fn middle(mut values: Vec<f64>) -> Option<f64> {
+    values.sort_unstable_by(f64::total_cmp);
+    let upper = *values.get(values.len() / 2)?;
+    let lower = values[(values.len() - 1) / 2];
+    Some(rounded(f64::midpoint(lower, upper)))
+}
+
+/// Returns a figure to three places.
+pub(super) fn rounded(value: f64) -> f64 {
     (value * 1e3).round() / 1e3
 }
 
@@ -54,6 +63,13 @@ mod tests {
         assert_eq!(spread(1..4), Some(three));
         assert_eq!(spread(7..8), Some(Spread { n: 1, p50_ms: 7.0, p95_ms: 7.0, min_ms: 7.0, max_ms: 7.0 }));
         assert_eq!(spread(0..0), None);
+    }
+
+    #[test]
+    fn the_middle_is_between_the_two_in_the_middle() {
+        assert_eq!(middle(vec![9.0, -1.0, 2.0]), Some(2.0));
+        assert_eq!(middle(vec![4.0, 1.0, 100.0, 3.0]), Some(3.5));
+        assert_eq!((middle(vec![1.0]), middle(Vec::new())), (Some(1.0), None));
     }
 
     #[test]

@@ -46,6 +46,35 @@ fn load() -> Option<[f64; 3]> {
     Some([words.next()?, words.next()?, words.next()?])
 }
 
+/// How long all processors have done something, and how long there have been any, in the kernel's ticks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Ticks {
+    busy: u64,
+    all: u64,
+}
+
+impl Ticks {
+    pub(super) fn now() -> Option<Self> {
+        Self::parse(&fs::read_to_string("/proc/stat").ok()?)
+    }
+
+    /// Reads the line of all processors: user, nice, system, idle, waiting for disks, interrupts, soft ones, stolen. What
+    /// follows is part of the first two.
+    fn parse(stat: &str) -> Option<Self> {
+        let line = stat.lines().find_map(|line| line.strip_prefix("cpu "))?;
+        let ticks: Vec<u64> = line.split_whitespace().take(8).map_while(|word| word.parse().ok()).collect();
+        let all = ticks.iter().sum();
+        let idle: u64 = ticks.get(3..5)?.iter().sum();
+        Some(Self { busy: all - idle, all })
+    }
+
+    /// Returns which part of the time from here on was in use.
+    pub(super) fn busy_until(&self, later: &Self) -> Option<f64> {
+        let all = later.all.checked_sub(self.all).filter(|all| *all > 0)?;
+        Some(later.busy.saturating_sub(self.busy) as f64 / all as f64)
+    }
+}
+
 /// Bytes of a line of `/proc/meminfo`.
 pub(super) fn meminfo(name: &str) -> Option<u64> {
     kibibytes(&fs::read_to_string("/proc/meminfo").ok()?, name)
@@ -81,5 +110,14 @@ mod tests {
         let table = "Pss_Dirty:   1 kB\nPss:        12 kB\nOdd: 3\n";
         assert_eq!(kibibytes(table, "Pss"), Some(12 * 1024));
         assert_eq!((kibibytes(table, "Odd"), kibibytes(table, "Ps")), (None, None));
+    }
+
+    #[test]
+    fn what_waits_is_not_busy() {
+        let before = Ticks::parse("cpu  10 0 10 70 10 0 0 0 5 0\ncpu0 1 1 1 1\n").unwrap();
+        assert_eq!(before, Ticks { busy: 20, all: 100 });
+        let after = Ticks { busy: 50, all: 200 };
+        assert_eq!((before.busy_until(&after), after.busy_until(&before)), (Some(0.3), None));
+        assert!(Ticks::parse("cpu0 1 2 3 4 5").is_none() && Ticks::parse("cpu  1 2").is_none());
     }
 }

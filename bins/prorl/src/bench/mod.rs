@@ -1,8 +1,10 @@
-//! `prorl bench`: our figures beside those of bare tools, taken in turns in one run. A figure is told, never judged.
+//! `prorl bench`: our figures beside those of bare tools, taken in turns in one run. A figure is told, beside its goal if it has
+//! one, and never an error.
 
 mod bare;
 mod figures;
 mod images;
+mod limits;
 mod machine;
 mod memory;
 mod report;
@@ -24,11 +26,14 @@ enum What {
     Sandbox(sandbox::Args),
     /// Unpacking, forking and building of images, beside unsquashfs, plain starts, and mksquashfs with Apptainer's `sif`.
     Images(images::Args),
+    /// What limits cost, and what they keep of a fork bomb and its like from their neighbours; beside sandboxes without limits.
+    Limits(limits::Args),
 }
 
 pub(crate) async fn main(args: Args) -> anyhow::Result<ExitCode> {
     match args.what {
         What::Sandbox(args) => sandbox::main(args).await,
         What::Images(args) => images::main(args).await,
+        What::Limits(args) => limits::main(args).await,
     }
 }

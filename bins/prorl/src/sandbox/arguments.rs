@@ -11,9 +11,15 @@ use std::{
 
 use anyhow::{Context, anyhow, bail, ensure};
 use nix::unistd::geteuid;
-use prorl_sandbox::{Bind, Network, SandboxSpec};
+use prorl_sandbox::{
+    Bind, Network, SandboxSpec,
+    egress::{EgressConfig, Rules},
+};
 
 use super::ExecArgs;
+
+/// Where a command that may reach some hosts finds the way to them, on its own loopback interface.
+const PROXY_PORT: u16 = 3128;
 
 /// The longest limit: a hundred years, which every clock on the way can hold.
 const MAX_TIMEOUT: Duration = Duration::from_hours(100 * 365 * 24);
@@ -34,6 +40,8 @@ pub(super) struct Wanted {
     pub(super) workdir: Option<String>,
     /// How long the command may take.
     pub(super) limit: Duration,
+    /// Which hosts it may reach, if any.
+    pub(super) allowed: Option<Rules>,
 }
 
 impl Wanted {
@@ -51,7 +59,14 @@ impl Wanted {
         let workdir = args.workdir.as_ref().map(|given| utf8("--workdir", given)).transpose()?;
         ensure!(!args.image.as_os_str().is_empty(), "IMAGE: expected an image, found nothing");
         ensure!(workdir.as_deref() != Some(""), "--workdir: expected a folder, found nothing");
-        Ok(Self { spec: spec(args, limit)?, command: command.collect::<Result<_, _>>()?, workdir, limit })
+        let allowed = (!args.allow.is_empty()).then(|| Rules::parse(&args.allow)).transpose();
+        let allowed = allowed.map_err(|error| anyhow!("--allow: {error}"))?;
+        if let Some(rules) = &allowed {
+            EgressConfig::default().check(rules).map_err(|error| anyhow!("--allow: {error}"))?;
+        }
+        let mut spec = spec(args, limit)?;
+        spec.proxy_port = allowed.as_ref().map(|_rules| PROXY_PORT);
+        Ok(Self { spec, command: command.collect::<Result<_, _>>()?, workdir, limit, allowed })
     }
 }
 
@@ -67,7 +82,7 @@ fn spec(args: &ExecArgs, limit: Duration) -> anyhow::Result<SandboxSpec> {
     for variable in &args.env {
         spec.env.push(parse_variable(variable.as_bytes()).context("--env")?);
     }
-    spec.tmp_bytes = args.tmp_mb.map_or(spec.tmp_bytes, |mib| mib << 20);
+    args.limits.apply(&mut spec);
     spec.layer_bytes = args.layer_mb.map_or(spec.layer_bytes, |mib| mib << 20);
     if let Some(name) = &args.hostname {
         spec.hostname = utf8("--hostname", name)?;

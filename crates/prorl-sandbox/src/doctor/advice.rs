@@ -61,6 +61,9 @@ impl From<SandboxError> for Trouble {
             SandboxError::Guest { .. } | SandboxError::Protocol { .. } => {
                 Self::new(caused(error.to_string()), "install prorl again: its guest is not of its version")
             }
+            SandboxError::NoRoom { what, .. } => {
+                Self::new(error.to_string(), format!("free some {what}, or give this machine or container more"))
+            }
             SandboxError::NotReady { .. } => Self::new(error.to_string(), "see what keeps this machine so busy"),
             SandboxError::Ended { .. } => Self::new(error.to_string(), lift_limits().unwrap_or_else(see_kernel)),
             _ => Self::new(caused(error.to_string()), see_kernel()),
@@ -177,6 +180,7 @@ mod tests {
             (SandboxError::Program { path: "/nope".into(), source: source(libc::ENOENT) }, "--apptainer"),
             (SandboxError::Invalid { what: "sandbox_user", reason: String::new() }, "--sandbox-user"),
             (SandboxError::Protocol { reason: String::new() }, "install prorl again"),
+            (SandboxError::NoRoom { what: "memory", free_bytes: 1, needed_bytes: 2 }, "free some memory"),
         ] {
             let told = Trouble::from(error);
             assert!(told.remedy.contains(part), "{told:?}");

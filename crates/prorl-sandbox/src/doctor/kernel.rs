@@ -1,8 +1,9 @@
 //! What the kernel and its settings allow.
 
-use std::{fs, path::Path};
+use std::{fs, io, path::Path};
 
 use super::{Finding, State};
+use crate::sys;
 
 /// The kinds of namespaces that a sandbox has.
 pub(super) const NAMESPACES: [&str; 7] = ["user", "mnt", "pid", "net", "ipc", "uts", "cgroup"];
@@ -150,7 +151,14 @@ pub(super) fn seccomp() -> Finding {
 
 fn judge_status(status: &str) -> Finding {
     let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
-    let has_filter = field("Seccomp:") == Some("2");
+    let Some(mode) = field("Seccomp:") else {
+        return Finding::bad(
+            "no seccomp in this kernel",
+            "sandboxes are denied system calls by a filter, and none can be made",
+            "boot a kernel with CONFIG_SECCOMP_FILTER, or show /proc/self/status in this container",
+        );
+    };
+    let has_filter = mode == "2";
     let has_no_new_privileges = field("NoNewPrivs:") == Some("1");
     match (has_filter, has_no_new_privileges) {
         (false, false) => Finding::ok("no filter, new privileges allowed", "system calls are not in the way"),
@@ -164,6 +172,30 @@ fn judge_status(status: &str) -> Finding {
             "it may refuse new namespaces and mounts",
             "where sandboxes fail, start the container with a profile that allows unshare and mount \
              (docker: --security-opt seccomp=FILE)",
+        ),
+    }
+}
+
+/// The first version that keeps a sandbox on the host's network from the host's abstract sockets.
+const SCOPED: u32 = 6;
+
+pub(super) fn landlock() -> Finding {
+    judge_landlock(sys::landlock_version())
+}
+
+fn judge_landlock(version: io::Result<u32>) -> Finding {
+    let meaning = "a sandbox on the host's network is kept from the host's abstract sockets";
+    match version {
+        Ok(version @ SCOPED..) => Finding::ok(format!("version {version}"), meaning),
+        Ok(version) => Finding::absent(
+            format!("version {version}, without scopes"),
+            format!("{meaning} by version {SCOPED}; one with a network of its own is anyway"),
+            "boot Linux 6.12 or later",
+        ),
+        Err(error) => Finding::absent(
+            error.to_string(),
+            format!("{meaning} by it; one with a network of its own is anyway"),
+            "boot Linux 6.12 or later with landlock among its security modules (lsm=landlock,...)",
         ),
     }
 }
@@ -182,6 +214,17 @@ mod tests {
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(path, text).unwrap();
         judge(proc.path()).state
+    }
+
+    #[test]
+    fn versions_of_landlock_are_told_apart() {
+        let state = |version| judge_landlock(version).state;
+        let none = || Err(io::Error::from_raw_os_error(libc::ENOSYS));
+        assert_eq!(
+            [state(Ok(7)), state(Ok(6)), state(Ok(5)), state(none())].map(|state| state == State::Ok),
+            [true, true, false, false]
+        );
+        assert!(judge_landlock(none()).remedy.unwrap().contains("lsm=landlock"));
     }
 
     #[test]

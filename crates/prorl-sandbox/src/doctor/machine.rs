@@ -1,20 +1,28 @@
-//! What the machine has: groups of control, virtual machines, limits, a network.
+//! What the machine has: control groups, memory, virtual machines, limits, a network.
 
 use std::{
     fs,
     io::{self, ErrorKind},
     net::{Ipv4Addr, TcpListener, TcpStream},
     os::unix::fs::MetadataExt as _,
-    path::Path,
+    path::PathBuf,
+    thread,
     time::Duration,
 };
 
 use nix::{
     sys::resource::{RLIM_INFINITY, Resource, getrlimit},
-    unistd::{AccessFlags, Gid, Group, User, access, geteuid},
+    unistd::{Gid, Group, User, geteuid},
 };
 
 use super::{Finding, State};
+use crate::{
+    NodeConfig,
+    cgroup::{self, Why},
+    limits::memory_total,
+    node::free_memory_here,
+    sys,
+};
 
 /// What a few hundred jobs at once take of open files.
 const MANY_FILES: u64 = 4096;
@@ -22,25 +30,56 @@ const MANY_FILES: u64 = 4096;
 /// What a few hundred sandboxes take of processes.
 const MANY_PROCESSES: u64 = 4096;
 
-pub(super) fn cgroups() -> Finding {
-    // Nothing has to be done about it: no limit is set by it yet.
-    let meaning = "limits of memory, processes and processor time are not enforced by this version; delegation will matter \
-                   once they are";
-    let root = Path::new("/sys/fs/cgroup");
-    if !root.join("cgroup.controllers").exists() {
-        let found = if root.join("memory").exists() || root.join("unified").exists() { "version 1" } else { "none" };
-        return Finding::not(State::Absent, found, meaning, None);
+pub(super) fn limits() -> Finding {
+    judge_groups(cgroup::look())
+}
+
+fn judge_groups(found: Result<(PathBuf, Vec<&'static str>), Why>) -> Finding {
+    match found {
+        Ok((group, controllers)) => Finding::ok(
+            format!("control groups delegated at {} ({})", group.display(), controllers.join(", ")),
+            "the kernel holds each sandbox to its limits, and a watchdog tells what was exceeded",
+        ),
+        Err(why) => Finding::warn(
+            format!("rlimits, affinity and watchdog (cgroup v2 is not delegated: {why})"),
+            "limits of sandboxes are held, by looking ten times a second at what the kernel does not limit by itself",
+            why.remedy(),
+        ),
     }
-    let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-    let own = own.lines().find_map(|line| line.strip_prefix("0::/")).unwrap_or_default();
-    let own = root.join(own);
-    let is_ours =
-        access(&own, AccessFlags::W_OK).is_ok() && access(&own.join("cgroup.procs"), AccessFlags::W_OK).is_ok();
-    if !is_ours {
-        return Finding::not(State::Absent, "version 2, not delegated", meaning, None);
+}
+
+pub(super) fn memory() -> Finding {
+    let meaning =
+        "a sandbox is started while so much is free as its node leaves to others; what it writes is memory too";
+    let Some(free) = free_memory_here() else {
+        return Finding::warn("not known", meaning, "show /proc/meminfo in this container");
+    };
+    let config = NodeConfig::new("");
+    let text = format!("{} MiB of {} MiB free", free >> 20, memory_total() >> 20);
+    if free < config.min_free_memory {
+        return Finding::bad(
+            format!("{text}, less than {} MiB", config.min_free_memory >> 20),
+            "no sandbox is started while so little is free",
+            "end what needs memory, or give this machine or container more",
+        );
     }
-    let controllers = fs::read_to_string(own.join("cgroup.controllers")).unwrap_or_default();
-    Finding::ok(format!("version 2, delegated: {}", controllers.trim()), meaning)
+    Finding::ok(text, meaning)
+}
+
+pub(super) fn idle_scheduling() -> Finding {
+    // A thread may not be able to come back from it.
+    let tried = thread::Builder::new().name("doctor-idle".to_owned()).spawn(|| Ok(sys::set_idle(0, true)?));
+    let tried = tried.and_then(|thread| thread.join().unwrap_or_else(|_| Err(io::Error::other("the thread broke"))));
+    match tried {
+        Ok(()) => {
+            Finding::ok("SCHED_IDLE", "a sandbox that wants more processors than it has runs when nobody else wants to")
+        }
+        Err(error) => Finding::warn(
+            format!("SCHED_IDLE: {error}"),
+            "a sandbox with more running threads than processors slows its neighbours",
+            "let the seccomp filter of this container pass sched_setscheduler",
+        ),
+    }
 }
 
 pub(super) fn kvm() -> Finding {
@@ -149,6 +188,34 @@ mod tests {
         assert!(closed.iter().all(|remedy| remedy.contains("chmod 660") && !remedy.contains("usermod")), "{closed:?}");
         let open = kvm_remedy(4_000_001, 0o20660);
         assert!(open.contains("usermod -aG 4000001 "), "{open}");
+    }
+
+    #[test]
+    fn who_holds_limits_is_told_with_the_reason() {
+        let found = judge_groups(Ok(("/sys/fs/cgroup/x".into(), vec!["memory", "pids"])));
+        assert_eq!(found.state, State::Ok);
+        assert_eq!(found.found, "control groups delegated at /sys/fs/cgroup/x (memory, pids)");
+        let not = judge_groups(Err(Why::Others { group: "/sys/fs/cgroup/y".into() }));
+        assert_eq!(not.state, State::Warn);
+        assert_eq!(
+            not.found,
+            "rlimits, affinity and watchdog (cgroup v2 is not delegated: control group /sys/fs/cgroup/y holds other \
+             processes too)"
+        );
+        assert!(not.remedy.unwrap().contains("Delegate=yes"));
+    }
+
+    #[test]
+    fn memory_and_scheduling_are_looked_at() {
+        assert!(memory().found.contains(" MiB free"));
+        assert!(idle_scheduling().found.starts_with("SCHED_IDLE"));
+        assert_eq!(parse_policy(), "0", "this thread is as it was");
+    }
+
+    /// The policy of the calling thread, as the kernel numbers it.
+    fn parse_policy() -> String {
+        let stat = fs::read_to_string("/proc/thread-self/stat").unwrap();
+        stat.rsplit_once(')').unwrap().1.split_whitespace().nth(38).unwrap().to_owned()
     }
 
     #[test]

@@ -190,6 +190,7 @@ fn looks() -> Vec<Look> {
     add("masked_proc", LOOK, Box::new(|_| kernel::masked_proc()));
     add("hidden_processes", LOOK, Box::new(|_| kernel::hidden_processes()));
     add("seccomp", LOOK, Box::new(|_| kernel::seccomp()));
+    add("landlock", LOOK, Box::new(|_| kernel::landlock()));
     add("overlay", TRY, Box::new(trial::overlay));
     add("apptainer", TRY, Box::new(|machine| programs::apptainer(&machine.config)));
     add("fuse", LOOK, Box::new(|_| programs::fuse()));
@@ -200,7 +201,9 @@ fn looks() -> Vec<Look> {
     add("newuidmap", LOOK, Box::new(|_| programs::newuidmap()));
     add("fake_root", TRY, Box::new(trial::fake_root));
     add("python", TRY, Box::new(trial::python));
-    add("cgroups", LOOK, Box::new(|_| machine::cgroups()));
+    add("limits", LOOK, Box::new(|_| machine::limits()));
+    add("idle_scheduling", LOOK, Box::new(|_| machine::idle_scheduling()));
+    add("memory", LOOK, Box::new(|_| machine::memory()));
     add("kvm", LOOK, Box::new(|_| machine::kvm()));
     add("open_files", LOOK, Box::new(|_| machine::open_files()));
     add("processes", LOOK, Box::new(|_| machine::processes()));

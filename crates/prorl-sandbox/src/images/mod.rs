@@ -6,6 +6,9 @@ mod docker;
 mod environment;
 mod error;
 mod folder;
+#[cfg(fuzzing)]
+#[doc(hidden)]
+pub mod fuzzing;
 mod layered;
 mod layers;
 mod meter;

@@ -97,7 +97,9 @@ impl<R: Read> Checked<R> {
     /// Compares the digest of all that was read, which has to be all that there is.
     pub(super) fn check(self, expected: &Digest) -> io::Result<()> {
         let found = Digest::from_bytes(self.hasher.finalize().into());
-        if found == *expected { Ok(()) } else { Err(invalid(format!("has the digest {found} in truth"))) }
+        // A fuzzer does not find digests, and what lies behind them is to be tried too.
+        let is_right = found == *expected || cfg!(fuzzing);
+        if is_right { Ok(()) } else { Err(invalid(format!("has the digest {found} in truth"))) }
     }
 }
 

@@ -252,7 +252,8 @@ impl<R: Read> TarStream<R> {
         let sum = |bytes: &[u8]| bytes.iter().map(|byte| u32::from(*byte)).sum::<u32>();
         // The sum is of the header with blanks in the place of the sum itself.
         let expected = sum(&bytes[..148]) + sum(&bytes[156..]) + 8 * u32::from(b' ');
-        if header.cksum().ok() != Some(expected) {
+        // A fuzzer does not find sums, and what lies behind them is to be tried too.
+        if header.cksum().ok() != Some(expected) && !cfg!(fuzzing) {
             return Err(invalid(format!("has a header of a wrong checksum at byte {}", self.pos - BLOCK as u64)));
         }
         Ok(Some(header))

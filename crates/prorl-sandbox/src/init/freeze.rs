@@ -39,9 +39,9 @@ use rustix::{
 };
 
 use super::{
-    At, become_user, confine,
+    At, become_user,
     made::{self, MADE, Made},
-    remove,
+    remove, rlimits,
     root::{COVERED, WRITTEN},
 };
 use crate::{
@@ -93,7 +93,7 @@ pub(super) fn start(channel: &OwnedFd, name: &CStr) -> Result<(), StartFailure> 
     sys::close_all_but(channel.as_fd()).at("close descriptors", "")?;
     set_name(name).at("set name", "")?;
     umask(Umask::empty()); // modes are told
-    confine::forbid_cores().at("limit core dumps", "")?;
+    rlimits::forbid_cores().at("limit core dumps", "")?;
     let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).at("limit open files", "")?;
     setrlimit(Resource::RLIMIT_NOFILE, hard, hard).at("limit open files", "")
 }

@@ -34,7 +34,7 @@ use rustix::{
     process::{PidfdFlags, pidfd_open},
 };
 
-use super::{At, PLAIN_UMASK, become_user, clock::Clock, confine, words::Words};
+use super::{At, PLAIN_UMASK, become_user, clock::Clock, rlimits, words::Words};
 use crate::{
     setup::{LAUNCHED_MARK, Launch, step},
     sys,
@@ -65,7 +65,8 @@ pub fn launch(channel: &OwnedFd, order: &Launch) -> Result<Infallible, StartFail
     set_name(c"prorl-owner").at("set name", "")?;
     umask(PLAIN_UMASK);
     setsid().at("lead a session", "")?;
-    confine::forbid_cores().at("limit core dumps", "")?;
+    rlimits::forbid_cores().at("limit core dumps", "")?;
+    rlimits::offer_first().at("be the first to end", "")?;
     if let Some(user) = order.become_user {
         become_user(user)?;
     }

@@ -20,17 +20,22 @@
 //! ```
 
 mod binds;
+mod calls;
 mod clock;
 mod confine;
 mod etc;
 mod folders;
 mod freeze;
+mod ipc;
 mod launch;
 mod lower;
 mod made;
 mod own;
+mod proc;
 mod remove;
+mod rlimits;
 mod root;
+mod seccomp;
 mod stack;
 mod users;
 mod words;
@@ -56,7 +61,7 @@ use nix::{
     errno::Errno,
     fcntl::OFlag,
     poll::{PollFd, PollFlags, PollTimeout, poll},
-    sched::{CloneFlags, unshare},
+    sched::{CloneFlags, CpuSet, sched_setaffinity, unshare},
     sys::{
         prctl::{set_dumpable, set_name, set_pdeathsig},
         signal::Signal,
@@ -74,7 +79,7 @@ use rustix::process::{PidfdFlags, pidfd_open, pidfd_send_signal};
 use self::clock::Clock;
 use crate::{
     Network, SandboxUser, parcel,
-    setup::{Answer, Chore, Counted, Image, LAUNCHED_MARK, Launch, Order, Own, Setup, step},
+    setup::{Answer, Chore, Counted, Image, LAUNCHED_MARK, Launch, Order, Own, Setup, Walls, step},
     sys::{self, Fork},
 };
 
@@ -100,6 +105,11 @@ pub struct Facts {
     /// What the host gets to see it by: its `/proc`, its writable layer and its `/tmp`; then the socket that it is to listen at,
     /// if there is to be one; then what the sandbox can be frozen by, if it can: its writable layer and its user namespace.
     pub shown: Vec<OwnedFd>,
+    /// What the kernel is to hold the programs of tasks to. There is no number of processes where it cannot count those of one
+    /// sandbox alone.
+    pub walls: Walls,
+    /// A folder of memory that nobody else can reach, for the guest's own short files.
+    pub scratch: OwnedFd,
 }
 
 /// Takes the channel from standard input, where the host has put it, and puts `/dev/null` there.
@@ -188,7 +198,8 @@ pub fn enter(channel: &OwnedFd, setup: &Setup) -> Result<Facts, StartFailure> {
     set_name(c"prorl-guest").at("set name", "")?;
     // The host's own would get into the modes of the folders and files that are made here.
     umask(PLAIN_UMASK);
-    confine::forbid_cores().at("limit core dumps", "")?;
+    rlimits::forbid_cores().at("limit core dumps", "")?;
+    rlimits::offer_first().at("be the first to end", "")?;
     let outside = etc::Outside::read(setup);
     if let Some(user) = setup.become_user {
         become_user(user)?;
@@ -210,7 +221,8 @@ pub fn enter(channel: &OwnedFd, setup: &Setup) -> Result<Facts, StartFailure> {
         }
         Fork::Child => {
             drop(alive_out);
-            let shown = inside(&alive_in, setup, &outside)?;
+            let Inside { shown, scratch, ipc_is_limited } = inside(&alive_in, setup, &outside)?;
+            let walls = rlimits::limit(&setup.walls)?;
             let facts = Facts {
                 pid_namespace: inode("/proc/self/ns/pid")?,
                 user_namespace: inode("/proc/self/ns/user")?,
@@ -218,8 +230,10 @@ pub fn enter(channel: &OwnedFd, setup: &Setup) -> Result<Facts, StartFailure> {
                 uid: geteuid().as_raw(),
                 fakeroot,
                 shown,
+                walls,
+                scratch,
             };
-            confine::confine(setup, facts.fakeroot.as_ref())?;
+            confine::confine(setup, facts.fakeroot.as_ref(), ipc_is_limited)?;
             Ok(facts)
         }
     }
@@ -318,8 +332,16 @@ fn ended(fd: &PollFd<'_>) -> bool {
     fd.revents().is_some_and(|events| events.contains(PollFlags::POLLIN))
 }
 
-/// The inner process, up to the point where tasks may run. Returns what the host is shown.
-fn inside(alive_in: &OwnedFd, setup: &Setup, outside: &etc::Outside) -> Result<Vec<OwnedFd>, StartFailure> {
+/// What the inner process has when its sandbox stands around it.
+struct Inside {
+    /// What the host is shown.
+    shown: Vec<OwnedFd>,
+    scratch: OwnedFd,
+    ipc_is_limited: bool,
+}
+
+/// The inner process, up to the point where it is confined.
+fn inside(alive_in: &OwnedFd, setup: &Setup, outside: &etc::Outside) -> Result<Inside, StartFailure> {
     set_pdeathsig(Signal::SIGKILL).at("ask for the parent's death signal", "")?;
     let mut fds = [PollFd::new(alive_in.as_fd(), PollFlags::empty())];
     if poll(&mut fds, PollTimeout::ZERO) != Ok(0) {
@@ -330,7 +352,7 @@ fn inside(alive_in: &OwnedFd, setup: &Setup, outside: &etc::Outside) -> Result<V
     let null = fs::File::options().write(true).open("/dev/null").at("open", "/dev/null")?;
     nix::unistd::dup2_stdout(null).at("let go of standard output", "")?;
     sys::reset_signals().at("reset signals", "")?;
-    let root::Built { layer, kept } = root::build(setup, outside)?;
+    let root::Built { layer, kept, scratch, ipc_is_limited } = root::build(setup, outside)?;
     let open = |path: &str| Ok(OwnedFd::from(fs::File::open(path).at("open", path)?));
     let mut shown = vec![open("/proc")?, layer, open("/tmp")?];
     if setup.network == Network::None {
@@ -343,7 +365,21 @@ fn inside(alive_in: &OwnedFd, setup: &Setup, outside: &etc::Outside) -> Result<V
         shown.extend([layer, open("/proc/self/ns/user")?]);
     }
     nix::unistd::sethostname(&setup.hostname).at("set host name", &setup.hostname)?;
-    Ok(shown)
+    // Late, as the way here is shorter where there is most room.
+    run_on(&setup.walls.cpus).at("choose processors", "")?;
+    Ok(Inside { shown, scratch, ipc_is_limited })
+}
+
+/// Keeps this process, and what it will start, on these processors; none are all.
+fn run_on(cpus: &[u32]) -> Result<(), Errno> {
+    if cpus.is_empty() {
+        return Ok(());
+    }
+    let mut set = CpuSet::new();
+    for cpu in cpus {
+        set.set(usize::try_from(*cpu).map_err(|_too_large| Errno::EINVAL)?)?;
+    }
+    sched_setaffinity(Pid::from_raw(0), &set)
 }
 
 fn inode(path: &str) -> Result<u64, StartFailure> {

@@ -27,7 +27,7 @@ use super::{
     binds::{self, Layers},
     etc,
     lower::{Lower, add_layer, overlay},
-    made,
+    made, proc,
     stack::{Found, LAYERS, Said, Stack, make_folder},
 };
 use crate::{
@@ -36,13 +36,17 @@ use crate::{
 };
 
 /// The host's tree, on the stage.
-const HOST: &str = "/host";
+pub(super) const HOST: &str = "/host";
 /// The sandbox's tree, on the stage.
 pub(super) const ROOT: &str = "/root";
 /// The tmpfs that everything written inside goes to, on the stage.
 const LAYER: &str = "/layer";
 /// What is written to the sandbox's root, in that tmpfs: one tree, whatever its parts lie over.
 pub(super) const WRITTEN: &str = "root";
+/// The tmpfs for the guest's own files, on the stage.
+const SCRATCH: &str = "/scratch";
+/// Its size: for the text of the commands that run at one time.
+const SCRATCH_BYTES: u64 = 32 << 20;
 /// The unpacked image under a name that overlayfs can take, on the stage.
 const IMAGE: &str = "/image";
 
@@ -64,17 +68,11 @@ const MAX_COPY_BYTES: u64 = 1 << 20;
 /// Device nodes that are shown inside.
 const DEVICES: &[&str] = &["full", "null", "random", "tty", "urandom", "zero"];
 
-/// Parts of `/proc` that nobody inside may write, whatever its user.
-const PROC_READ_ONLY: &[&str] = &["bus", "fs", "irq", "sys", "sysrq-trigger"];
-
-/// Files of `/proc` that tell about the whole machine and that nobody inside needs.
-const PROC_HIDDEN: &[&str] = &["kcore", "key-users", "keys", "kmsg", "latency_stats", "sched_debug", "timer_list"];
-
 /// Terminals that a sandbox can have. Without a limit one sandbox could take all that the host has.
 const TERMINALS: u32 = 64;
 
 pub(super) const NO_DEVICES: MsFlags = MsFlags::MS_NOSUID.union(MsFlags::MS_NODEV);
-const NO_PROGRAMS: MsFlags = NO_DEVICES.union(MsFlags::MS_NOEXEC);
+pub(super) const NO_PROGRAMS: MsFlags = NO_DEVICES.union(MsFlags::MS_NOEXEC);
 
 /// What is left to hold of a tree that was entered.
 pub(super) struct Built {
@@ -82,6 +80,10 @@ pub(super) struct Built {
     pub(super) layer: OwnedFd,
     /// The same to be read, if it is to be frozen.
     pub(super) kept: Option<OwnedFd>,
+    /// The tmpfs for the guest's own files.
+    pub(super) scratch: OwnedFd,
+    /// Whether the kernel limits what System V objects take.
+    pub(super) ipc_is_limited: bool,
 }
 
 /// Builds the tree, enters it and lets go of the host's.
@@ -99,12 +101,15 @@ pub(super) fn build(setup: &Setup, outside: &etc::Outside) -> Result<Built, Star
     }
     tmpfs(&inside("/tmp"), setup.tmp_bytes, 0o1777, NO_DEVICES)?;
     devices(setup)?;
-    proc()?;
+    let ipc_is_limited = proc::mount(setup)?;
     binds::mount_all(&setup.binds)?;
     let kept = if setup.freezable { Some(keep()?) } else { None };
     let layer = open(LAYER, OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty()).at("open", "layer")?;
+    tmpfs(SCRATCH, SCRATCH_BYTES, 0o700, NO_PROGRAMS)?;
+    let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+    let scratch = open(SCRATCH, flags, Mode::empty()).at("open", "scratch")?;
     enter()?;
-    Ok(Built { layer, kept })
+    Ok(Built { layer, kept, scratch, ipc_is_limited })
 }
 
 /// Returns the tmpfs that is written to, after a note in it of what is there so far.
@@ -120,7 +125,7 @@ fn stage() -> Result<(), StartFailure> {
     // Some folder is needed to put the stage on; which one does not matter, since the stage leaves it at once.
     let base = ["/tmp", "/run", "/mnt"].into_iter().find(|path| Path::new(path).is_dir()).unwrap_or("/proc");
     tmpfs(base, 1 << 20, 0o755, NO_DEVICES)?;
-    for name in [HOST, ROOT, LAYER, LAYERS, IMAGE] {
+    for name in [HOST, ROOT, LAYER, LAYERS, IMAGE, SCRATCH] {
         make_dir(&Path::new(base).join(&name[1..]))?;
     }
     chdir(base).at("enter", base)?;
@@ -379,43 +384,6 @@ fn devices(setup: &Setup) -> Result<(), StartFailure> {
     tmpfs(&shm, setup.tmp_bytes, 0o1777, NO_DEVICES)
 }
 
-/// A `/proc` of the new pid namespace, its dangerous parts closed.
-fn proc() -> Result<(), StartFailure> {
-    let target = inside("/proc");
-    mount(Some("proc"), target.as_str(), Some("proc"), NO_PROGRAMS, None::<&str>).at(step::MOUNT_PROC, "/proc")?;
-    forbid_namespaces(&format!("{target}/sys/user"))?; // before that becomes read-only
-    for name in PROC_READ_ONLY {
-        let path = PathBuf::from(format!("{target}/{name}"));
-        if path.exists() {
-            bind_mount(&path, &path)?;
-            sys::seal_mount(&path, Seal::Files).at("make read-only", name)?;
-        }
-    }
-    let null = format!("{HOST}/dev/null");
-    for name in PROC_HIDDEN {
-        let path = PathBuf::from(format!("{target}/{name}"));
-        if path.exists() {
-            bind_mount(Path::new(&null), &path)?;
-        }
-    }
-    Ok(())
-}
-
-/// Forbids further namespaces, through this user namespace's own settings in `folder`.
-///
-/// In a user namespace of its own a task would have every capability again, and with them most of the kernel to try.
-fn forbid_namespaces(folder: &str) -> Result<(), StartFailure> {
-    for entry in fs::read_dir(folder).at("forbid namespaces", folder)? {
-        let entry = entry.at("forbid namespaces", folder)?;
-        let name = entry.file_name();
-        let name = name.to_string_lossy();
-        if name.starts_with("max_") && name.ends_with("_namespaces") {
-            fs::write(entry.path(), "0").at("forbid namespaces", &name)?;
-        }
-    }
-    Ok(())
-}
-
 /// Where a path of the host is while the stage is the root.
 pub(super) fn on_stage(path: &Path) -> PathBuf {
     below(Path::new(HOST), path)
@@ -429,7 +397,7 @@ fn layer(name: &str) -> PathBuf {
     Path::new(LAYER).join(name)
 }
 
-fn inside(path: &str) -> String {
+pub(super) fn inside(path: &str) -> String {
     format!("{ROOT}/{}", path.trim_start_matches('/'))
 }
 
@@ -454,7 +422,7 @@ fn bind_mount_alone(source: &Path, target: &Path) -> Result<(), StartFailure> {
         .or_else(|_locked| bind_mount(source, target))
 }
 
-fn tmpfs(target: &str, bytes: u64, mode: u32, flags: MsFlags) -> Result<(), StartFailure> {
+pub(super) fn tmpfs(target: &str, bytes: u64, mode: u32, flags: MsFlags) -> Result<(), StartFailure> {
     // Files cost memory beside their bytes, so their number has a limit too: one for each page, and a few to start with.
     let files = bytes / 4096 + 4096;
     let options = format!("size={bytes},nr_inodes={files},mode={mode:o}");

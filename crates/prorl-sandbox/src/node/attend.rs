@@ -15,16 +15,22 @@ use nix::{
 use prorl_core::frame;
 
 use super::{endings::Endings, folder, process::Handle, wire::Request};
+use crate::cgroup;
 
 /// How long a sandbox may take to end by itself after its server. Its own processes allow themselves about two seconds.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Serves the server until it ends or hangs up, sees every recorded sandbox to its end, and removes the instance, which stays
-/// locked for as long.
+/// locked for as long. `groups` is the server's folder of control groups, which goes too if the server is dead.
 ///
 /// # Errors
 /// When records cannot be listed, or files not be removed.
-pub(super) fn attend(instance: &Path, mut server: Option<Server>, lock: Flock<File>) -> io::Result<()> {
+pub(super) fn attend(
+    instance: &Path,
+    mut server: Option<Server>,
+    lock: Flock<File>,
+    groups: Option<&Path>,
+) -> io::Result<()> {
     let mut endings = Endings::new(instance.to_owned(), PATIENCE);
     while let Some(server) = server.as_mut().filter(|server| server.is_present) {
         endings.advance();
@@ -42,6 +48,10 @@ pub(super) fn attend(instance: &Path, mut server: Option<Server>, lock: Flock<Fi
     // What survives a kill keeps its record, for whoever opens a node here next.
     if endings.n_left() == 0 {
         folder::remove_instance(instance)?;
+    }
+    if let Some(groups) = groups {
+        // Whoever opens a node with groups here next removes what cannot be removed now.
+        let _ = cgroup::leave(groups);
     }
     drop(lock);
     // The channel stays open until the end, because the last user of a node waits for that.

@@ -3,11 +3,13 @@
 use std::{
     io,
     path::PathBuf,
-    sync::atomic::{AtomicBool, AtomicU64, Ordering},
+    sync::{
+        OnceLock,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
 };
 
 use parking_lot::Mutex;
-use tokio::sync::OwnedSemaphorePermit;
 
 use super::{
     Node, folder,
@@ -15,12 +17,7 @@ use super::{
     record::{self, Event, Reach, Record, Standing},
     sweep,
 };
-
-/// A place among the sandboxes that are starting; freed when dropped.
-#[derive(Debug)]
-pub(crate) struct Permit {
-    pub(super) _place: OwnedSemaphorePermit,
-}
+use crate::cgroup::{Ceilings, Group};
 
 /// One sandbox's place in its node, from before its first process until nothing is left of it.
 ///
@@ -32,6 +29,7 @@ pub(crate) struct Claim {
     id: String,
     record: Mutex<Record>,
     run_dir: Mutex<Option<PathBuf>>,
+    group: OnceLock<Group>,
     is_settled: AtomicBool,
     maker: Maker,
 }
@@ -43,7 +41,8 @@ impl Claim {
         let id = format!("{runtime}-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
         record::create(&folder::record(node.folder(), &id), &Event::Claimed { runtime: runtime.to_owned() })?;
         let (record, run_dir) = (Mutex::new(Record::default()), Mutex::new(None));
-        Ok(Self { node, id, record, run_dir, is_settled: AtomicBool::new(false), maker: Maker::this() })
+        let (group, is_settled) = (OnceLock::new(), AtomicBool::new(false));
+        Ok(Self { node, id, record, run_dir, group, is_settled, maker: Maker::this() })
     }
 
     /// Returns the sandbox's name: the runtime's, this process's number and a count.
@@ -67,11 +66,27 @@ impl Claim {
         self.run_dir.lock().clone()
     }
 
-    /// Writes down the outer process, an unreaped child of this one. To be called before the process is told what to do: one
+    /// Makes the sandbox's control group, if the node has such. To be called before there is a process.
+    pub(crate) fn limit(&self, ceilings: &Ceilings) -> io::Result<()> {
+        let Some(path) = self.node.groups().path_of(&self.id) else { return Ok(()) };
+        // Written down first, or nobody would know of it.
+        self.note(Event::Grouped { path: path.clone().into() })?;
+        let group = self.node.groups().make(path, ceilings)?;
+        let _ = self.group.set(group); // there is one start of each sandbox
+        Ok(())
+    }
+
+    /// Returns the sandbox's control group, if it has one.
+    pub(crate) fn group(&self) -> Option<&Group> {
+        self.group.get()
+    }
+
+    /// Writes down the outer process and moves it into the sandbox's control group: an unreaped child of this one. To be called before the process is told what to do: one
     /// that is not written down yet must be one that ends by itself when this process is killed.
     pub(crate) fn spawned(&self, outer_pid: u32, reach: Reach) -> io::Result<()> {
         let outer = Process::of(outer_pid)?.ok_or(io::Error::from_raw_os_error(libc::ESRCH))?;
-        self.note(Event::Spawned { outer, reach })
+        self.note(Event::Spawned { outer, reach })?;
+        self.group().map_or(Ok(()), |group| group.add(outer_pid))
     }
 
     /// Writes down what came with the hello, while both the outer process and process 1 are known to be there.
@@ -98,12 +113,15 @@ impl Claim {
         self.is_settled.load(Ordering::Relaxed)
     }
 
-    /// Removes the sandbox's folder and record, once nothing of it runs any more. Once is enough.
+    /// Removes the sandbox's control group, folder and record, once nothing of it runs any more. Once is enough.
     pub(crate) fn settle(&self) {
         if self.is_settled.swap(true, Ordering::Relaxed) {
             return;
         }
-        if let Err(error) = folder::remove_box(self.node.folder(), &self.id) {
+        self.node.freed();
+        let group = self.group().map_or(Ok(true), Group::end);
+        let group = group.and_then(|is_gone| if is_gone { Ok(()) } else { Err(io::ErrorKind::ResourceBusy.into()) });
+        if let Err(error) = group.and_then(|()| folder::remove_box(self.node.folder(), &self.id)) {
             tracing::warn!(id = self.id, %error, "files of a sandbox were left to the node's keeper");
             self.node.hand_over(&self.id);
         }
@@ -118,6 +136,7 @@ impl Drop for Claim {
         if self.record.get_mut().spawned.is_none() {
             self.settle(); // no process was ever written down
         } else {
+            self.node.freed(); // or soon
             self.node.hand_over(&self.id);
         }
     }

@@ -15,6 +15,7 @@ use super::{
     record::Record,
     sweep,
 };
+use crate::cgroup;
 
 /// How long a process may take to be gone once it is killed, in clock ticks. One in the middle of a slow disk's answer
 /// takes its time.
@@ -96,7 +97,7 @@ impl Endings {
     /// Does what can be done without waiting.
     pub(crate) fn advance(&mut self) {
         let Self { instance, cases, n_left, .. } = self;
-        cases.retain_mut(|case| match case.advance() {
+        cases.retain_mut(|case| match case.advance().and_then(|is_over| Ok(is_over && case.leave_group()?)) {
             // A failed attempt is repeated, until its time is over.
             Ok(false) | Err(_) if time() < case.until => true,
             Err(_) | Ok(false) => {
@@ -135,6 +136,11 @@ impl Endings {
 }
 
 impl Case {
+    /// Removes the control group of a sandbox of which nothing runs any more; tells whether it is gone.
+    fn leave_group(&self) -> io::Result<bool> {
+        self.record.group.as_deref().map_or(Ok(true), cgroup::end)
+    }
+
     /// Goes on as far as possible; tells whether nothing of the sandbox runs any more.
     fn advance(&mut self) -> io::Result<bool> {
         loop {

@@ -6,14 +6,15 @@ use std::{
     path::{Path, PathBuf},
     sync::Arc,
     thread,
+    time::Duration,
 };
 
 use nix::fcntl::{Flock, FlockArg};
 use parking_lot::Mutex;
-use tokio::sync::Semaphore;
 
 use super::{
-    claim::{Claim, Permit},
+    admission::{self, Admission, Permit},
+    claim::Claim,
     executable, folder,
     folder::Origin,
     link::Link,
@@ -21,7 +22,13 @@ use super::{
     reconcile,
     wire::Request,
 };
-use crate::{SandboxError, setup::Keep, watch::Watcher};
+use crate::{
+    GroupChoice, SandboxError,
+    cgroup::{Groups, Why},
+    cpus::{self, Processors},
+    setup::Keep,
+    watch::Watcher,
+};
 
 /// The least that may start at once on any machine.
 const MIN_STARTING: usize = 4;
@@ -37,16 +44,29 @@ pub struct NodeConfig {
     /// How many sandboxes may be between their first process and their hello at one time. More at once than the machine has
     /// processors for start no sooner, and each takes longer.
     pub max_starting: NonZeroUsize,
+    /// How much memory has to be free before a sandbox is started, in bytes: available to programs, on this machine and below
+    /// the limits of the control groups that this process is in. While less is free a start waits, for its own
+    /// [`start_timeout`](crate::SandboxSpec::start_timeout) at most.
+    pub min_free_memory: u64,
+    /// How much of the disk that the node's folder is on has to be free, in bytes, likewise.
+    pub min_free_disk: u64,
+    /// Which control groups sandboxes are limited by, beside what limits them anyway.
+    pub groups: GroupChoice,
 }
 
 impl NodeConfig {
-    /// The folder `prorl-UID` in the folder of temporary files; two starting sandboxes for each processor, four at least.
+    /// The folder `prorl-UID` in the folder of temporary files; two starting sandboxes for each processor, four at least; 2 % of
+    /// the machine's memory free, from 256 MiB (or a quarter of it) to 2 GiB, and 64 MiB of disk; control groups where they
+    /// are delegated.
     pub fn new(guest: impl Into<PathBuf>) -> Self {
         let n_processors = thread::available_parallelism().map_or(1, NonZeroUsize::get);
         Self {
             dir: std::env::temp_dir().join(format!("prorl-{}", nix::unistd::geteuid())),
             guest: guest.into(),
             max_starting: NonZeroUsize::new((2 * n_processors).max(MIN_STARTING)).unwrap_or(NonZeroUsize::MIN),
+            min_free_memory: admission::default_min_free_memory(),
+            min_free_disk: admission::MIN_FREE_DISK,
+            groups: GroupChoice::default(),
         }
     }
 }
@@ -69,35 +89,56 @@ struct Shared {
     config: NodeConfig,
     /// The guest as a file with a name, once somebody wanted one.
     guest_file: Mutex<Option<PathBuf>>,
-    starting: Arc<Semaphore>,
+    admission: Admission,
+    processors: Processors,
     watcher: Watcher,
     link: Link,
     /// There until the drop.
     lock: Option<Flock<File>>,
     maker: Maker,
+    /// Given up last, when the keeper has ended, which is in the same group as this process.
+    groups: Groups,
 }
 
 impl Node {
     /// Opens a node: starts its keeper, and ends and removes what dead processes of this user have left on this machine.
     ///
+    /// With [`GroupChoice::Auto`] this process may be moved into another control group, until its last node is dropped.
+    ///
     /// Blocks for a few milliseconds when there is nothing to remove, and for up to half a minute for a process that does not
     /// die. Needs no tokio runtime.
     ///
     /// # Errors
-    /// [`SandboxError::Folder`] when the folder cannot be used, is a link, or is in others' hands. Nothing is left then.
+    /// [`SandboxError::Folder`] when the folder cannot be used, is a link, or is in others' hands, or when the control groups that
+    /// are named cannot be used. Nothing is left then.
     pub fn open(config: NodeConfig) -> Result<Self, SandboxError> {
+        // First, so that the keeper begins where this process is then.
+        let groups = Groups::open(&config.groups).map_err(|why| unusable(&config.groups, why))?;
+        Self::open_with(config, groups)
+    }
+
+    /// Opens a node whose sandboxes get these groups.
+    pub(crate) fn open_with(config: NodeConfig, groups: Groups) -> Result<Self, SandboxError> {
         let dir = std::path::absolute(&config.dir).map_err(|source| SandboxError::at("find node folder", source))?;
         let origin = origin().map_err(|source| SandboxError::at("identify machine", source))?;
-        let keep = Keep { dir: dir.clone(), host: origin.host.clone(), boot_id: origin.boot_id.clone() };
+        let keep = Keep {
+            dir: dir.clone(),
+            host: origin.host.clone(),
+            boot_id: origin.boot_id.clone(),
+            groups: groups.folder().map(|folder| folder.as_os_str().to_owned()),
+        };
         let link = Link::start(&config.guest, keep)?;
         let lock = folder::lock(link.folder(), FlockArg::LockSharedNonblock)
             .and_then(|lock| lock.ok_or_else(|| io::Error::other("somebody else has locked it")))
             .map_err(|source| SandboxError::at("lock node folder", source))?;
         reconcile::others(&dir, link.folder(), &origin);
-        let starting = Arc::new(Semaphore::new(config.max_starting.get().min(Semaphore::MAX_PERMITS)));
-        let (guest_file, maker) = (Mutex::new(None), Maker::this());
-        let watcher = Watcher::default();
-        let shared = Shared { config, guest_file, starting, watcher, link, lock: Some(lock), maker };
+        groups.tidy();
+        let room = Box::new(admission::Machine::new(link.folder()));
+        let max_starting = config.max_starting.get();
+        let admission = Admission::new(max_starting, room, config.min_free_memory, config.min_free_disk);
+        let (processors, guest_file, maker) = (Processors::new(cpus::allowed()), Mutex::new(None), Maker::this());
+        let (watcher, lock) = (Watcher::default(), Some(lock));
+        let shared = Shared { config, guest_file, admission, processors, watcher, link, lock, maker, groups };
         Ok(Self { shared: Arc::new(shared) })
     }
 
@@ -126,13 +167,36 @@ impl Node {
         Ok(made.insert(path).clone())
     }
 
-    /// Waits for a place among the sandboxes that are starting, in order of asking.
+    /// Returns the processor time that looking after all its sandboxes has taken so far: what their limits cost while they run.
+    pub fn watch_cpu_time(&self) -> Duration {
+        self.shared.watcher.cpu_time()
+    }
+
+    /// Waits for a place among the sandboxes that are starting, in order of asking, and then for up to `patience` until the
+    /// machine has room for one more.
+    ///
+    /// # Errors
+    /// [`SandboxError::NoRoom`] when it has none by then.
     ///
     /// # Cancel safety
     /// A dropped wait gives its turn to the next.
-    pub(crate) async fn admit(&self) -> Permit {
-        let place = Arc::clone(&self.shared.starting).acquire_owned().await;
-        Permit { _place: place.expect("the semaphore is never closed") }
+    pub(crate) async fn admit(&self, patience: Duration) -> Result<Permit, SandboxError> {
+        self.shared.admission.admit(patience).await
+    }
+
+    /// Tells those who wait for room that a sandbox is over.
+    pub(super) fn freed(&self) {
+        self.shared.admission.freed();
+    }
+
+    /// Returns the processors that its sandboxes are spread over.
+    pub(crate) fn processors(&self) -> &Processors {
+        &self.shared.processors
+    }
+
+    /// Returns its control groups.
+    pub(crate) fn groups(&self) -> &Groups {
+        &self.shared.groups
     }
 
     /// Returns who looks after its sandboxes.
@@ -164,6 +228,17 @@ impl Drop for Shared {
             let _ = folder::remove_instance(folder);
         }
     }
+}
+
+/// Makes an error of why control groups cannot be used that were named.
+fn unusable(choice: &GroupChoice, why: Why) -> SandboxError {
+    let path = if let GroupChoice::At(path) = choice { path.clone() } else { PathBuf::new() };
+    let (problem, advice) = (format!("cannot hold the control groups of sandboxes ({why})"), why.remedy().to_owned());
+    let source = match why {
+        Why::Failed { source, .. } => source,
+        _ => io::ErrorKind::Unsupported.into(),
+    };
+    SandboxError::Folder { path, problem, advice, source }
 }
 
 pub(super) fn origin() -> io::Result<Origin> {

@@ -72,7 +72,7 @@ fn serve(channel: UnixStream, keep: &Keep) -> io::Result<()> {
         // One that is gone already is found to be so below.
         let _ = answer(server.channel(), &Kept::Made { name, pid: process::id() });
     }
-    attend(&instance, server, lock)
+    attend(&instance, server, lock, keep.groups.as_ref().map(Path::new))
 }
 
 fn answer(mut channel: &UnixStream, kept: &Kept) -> io::Result<()> {

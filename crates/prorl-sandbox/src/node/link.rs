@@ -116,7 +116,7 @@ impl Link {
             let work = move || {
                 let lock = folder::lock(&folder, FlockArg::LockSharedNonblock);
                 let lock = lock.and_then(|lock| lock.ok_or_else(|| io::Error::other("somebody else has locked it")));
-                let done = lock.and_then(|lock| attend(&folder, Server::new(theirs), lock));
+                let done = lock.and_then(|lock| attend(&folder, Server::new(theirs), lock, None));
                 if let Err(error) = done {
                     tracing::warn!(folder = %folder.display(), %error, "what is left cannot be removed");
                 }

@@ -14,6 +14,8 @@ mod sweep;
 mod wire;
 
 #[cfg(feature = "host")]
+mod admission;
+#[cfg(feature = "host")]
 mod below;
 #[cfg(feature = "host")]
 mod claim;
@@ -40,6 +42,7 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 pub use self::keeper::keep;
 #[cfg(feature = "host")]
 pub(crate) use self::{
+    admission::free_memory_here,
     below::below,
     claim::Claim,
     process::{Handle, Maker, Process, descends, has_ended},

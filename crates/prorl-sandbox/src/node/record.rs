@@ -3,7 +3,11 @@
 //! A record is a file of frames, each appended in one write as the sandbox comes to be. A reader takes the whole frames and
 //! ignores what follows them, so that a writer killed at any moment has either said a thing or not.
 
-use std::{fs, io, path::Path};
+use std::{
+    ffi::OsString,
+    fs, io,
+    path::{Path, PathBuf},
+};
 
 use prorl_core::frame;
 use serde::{Deserialize, Serialize};
@@ -49,6 +53,11 @@ pub(crate) enum Event {
     },
     /// It has said hello.
     Stands(Standing),
+    /// It is going to have a control group, which is the sandbox's alone.
+    Grouped {
+        /// Its folder.
+        path: OsString,
+    },
 }
 
 /// What is known of a sandbox.
@@ -58,6 +67,8 @@ pub(crate) struct Record {
     pub(crate) spawned: Option<(Process, Reach)>,
     /// What came with the hello.
     pub(crate) standing: Option<Standing>,
+    /// The folder of its control group, if there is to be one.
+    pub(crate) group: Option<PathBuf>,
 }
 
 impl Record {
@@ -67,6 +78,7 @@ impl Record {
             Event::Claimed { .. } => {}
             Event::Spawned { outer, reach } => self.spawned = Some((outer, reach)),
             Event::Stands(standing) => self.standing = Some(standing),
+            Event::Grouped { path } => self.group = Some(path.into()),
         }
     }
 
@@ -124,11 +136,12 @@ mod tests {
         Record::read(file.path()).unwrap()
     }
 
-    fn events() -> [Event; 3] {
+    fn events() -> [Event; 4] {
         let outer = Process { pid: 7, started: Some(70), inode: None };
         let inner = Process { pid: 8, started: Some(71), inode: None };
         [
             Event::Claimed { runtime: "namespace".to_owned() },
+            Event::Grouped { path: "/sys/fs/cgroup/prorl-1-2/namespace-1-0".into() },
             Event::Spawned { outer, reach: Reach::Session },
             Event::Stands(Standing { inner, at: 72, user_namespaces: vec![4_026_531_837] }),
         ]
@@ -137,7 +150,7 @@ mod tests {
     #[test]
     fn a_record_cut_anywhere_is_what_was_said_before() {
         let mut ends = vec![0];
-        ends.extend((1..=3).map(|n_events| written(&events()[..n_events]).len()));
+        ends.extend((1..=4).map(|n_events| written(&events()[..n_events]).len()));
         let all = written(&events());
         for len in 0..=all.len() {
             let n_whole = ends.iter().rposition(|end| *end <= len).unwrap();
@@ -153,7 +166,7 @@ mod tests {
             assert_eq!(read(garbage), Record::default());
         }
         // What stood before it still holds.
-        let mut bytes = written(&events()[..2]);
+        let mut bytes = written(&events()[..3]);
         bytes.extend([7; 40]);
         assert!(read(&bytes).spawned.is_some());
     }
@@ -165,7 +178,7 @@ mod tests {
         assert_eq!(extend(&path, &events()[0]).unwrap_err().kind(), io::ErrorKind::NotFound);
         create(&path, &events()[0]).unwrap();
         assert_eq!(create(&path, &events()[0]).unwrap_err().kind(), io::ErrorKind::AlreadyExists);
-        extend(&path, &events()[1]).unwrap();
+        extend(&path, &events()[2]).unwrap();
         assert_eq!(
             Record::read(&path).unwrap().spawned,
             Some((Process { pid: 7, started: Some(70), inode: None }, Reach::Session))

@@ -190,7 +190,7 @@ mod tests {
     }
 
     fn session(outer: Process) -> Record {
-        Record { spawned: Some((outer, Reach::Session)), standing: None }
+        Record { spawned: Some((outer, Reach::Session)), standing: None, group: None }
     }
 
     /// A number that no process has had at its recorded start.
@@ -214,7 +214,7 @@ mod tests {
         let standing = Standing { inner: dead(shell.helper), at: 0, user_namespaces: Vec::new() };
         for reach in [Reach::PidNamespace, Reach::Session] {
             let spawned = Some((dead(shell.process()), reach));
-            let record = Record { spawned, standing: Some(standing.clone()) };
+            let record = Record { spawned, standing: Some(standing.clone()), group: None };
             assert!(kill(&record).unwrap().is_empty(), "{reach:?}");
         }
         assert!(shell.helper_lives());
@@ -284,7 +284,7 @@ mod tests {
         let shell = Shell::start(&["setsid"]);
         let unknown = Process { started: None, inode: None, ..shell.process() };
         for reach in [Reach::PidNamespace, Reach::Session] {
-            let record = Record { spawned: Some((unknown, reach)), standing: None };
+            let record = Record { spawned: Some((unknown, reach)), standing: None, group: None };
             assert_eq!(kill(&record).unwrap_err().kind(), io::ErrorKind::PermissionDenied);
             // One that is known goes all the same.
             let inner = Shell::start(&["setsid"]);

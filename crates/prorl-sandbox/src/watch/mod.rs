@@ -1,29 +1,94 @@
 //! The watchdog of a node: what the kernel does not limit by itself is looked at often, and acted on.
+//!
+//! One thread serves all sandboxes of a node. A [`Post`] is its knowledge of one of them, with a part for each limit; what all
+//! of them need to know of the machine is read once for a round. That is what makes idle sandboxes cheap: as long as the whole
+//! machine has not handed out as much memory, as many processes or as much of its processors as one sandbox may still
+//! take, nothing in that sandbox needs to be read.
 
-use std::{os::fd::OwnedFd, sync::Arc};
+mod cpus;
+mod disk;
+mod log;
+mod machine;
+mod memory;
+mod pids;
+mod post;
+mod scheduling;
+mod status;
+mod table;
+mod thread;
+mod wall;
+
+use std::{
+    io,
+    os::fd::OwnedFd,
+    sync::{Arc, atomic::Ordering},
+    thread::JoinHandle,
+    time::Duration,
+};
 
 use parking_lot::Mutex;
 
-use crate::{Exceeded, Limits, SandboxError};
+pub(crate) use self::log::Log;
+use self::{post::Post, thread::Shared};
+use crate::{Limits, SandboxError, node::Maker};
 
-/// Looks after the sandboxes of a node.
-#[derive(Debug, Default)]
-pub(crate) struct Watcher {}
+/// Looks after the sandboxes of a node, in a thread that there is from the first of them on.
+#[derive(Debug)]
+pub(crate) struct Watcher {
+    shared: Arc<Shared>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+    maker: Maker,
+}
+
+impl Default for Watcher {
+    fn default() -> Self {
+        Self { shared: Arc::default(), thread: Mutex::default(), maker: Maker::this() }
+    }
+}
 
 impl Watcher {
     /// Looks after a sandbox until what this returns is dropped.
     ///
     /// # Errors
-    /// When there can be no more threads.
-    #[expect(clippy::unused_self, clippy::unnecessary_wraps, reason = "it is about to")]
-    pub(crate) fn watch(&self, _subject: Subject) -> Result<Watched, SandboxError> {
-        Ok(Watched { log: Arc::default() })
+    /// When there can be no more threads or open files.
+    pub(crate) fn watch(&self, subject: Subject) -> Result<Watched, SandboxError> {
+        let at = |source: io::Error| SandboxError::at("watch sandbox", source);
+        let mut thread = self.thread.lock();
+        if thread.is_none() {
+            let shared = Arc::clone(&self.shared);
+            let spawned = std::thread::Builder::new().name(thread::NAME.to_owned()).spawn(move || shared.run());
+            *thread = Some(spawned.map_err(at)?);
+        }
+        drop(thread);
+        let post = Post::new(subject).map_err(at)?;
+        let log = Arc::clone(post.log());
+        Ok(Watched { id: self.shared.add(post), log, shared: Arc::clone(&self.shared), maker: Maker::this() })
+    }
+
+    /// Returns the processor time that its thread has taken so far.
+    pub(crate) fn cpu_time(&self) -> Duration {
+        Duration::from_nanos(self.shared.cpu_nanos.load(Ordering::Relaxed))
+    }
+}
+
+impl Drop for Watcher {
+    fn drop(&mut self) {
+        // The thread is the maker's alone, and in a forked process its lock may be held for ever.
+        if !self.maker.is_here() {
+            return;
+        }
+        let thread = self.thread.lock().take();
+        if let Some(thread) = thread
+            && self.shared.close()
+        {
+            // One that panicked has ended too.
+            let _ = thread.join();
+        }
     }
 }
 
 /// A sandbox as its watchdog sees it.
 #[derive(Debug)]
-#[expect(dead_code, reason = "it is about to be")]
 pub(crate) struct Subject {
     /// Its `/proc`.
     pub(crate) proc: OwnedFd,
@@ -33,12 +98,19 @@ pub(crate) struct Subject {
     pub(crate) tmp: OwnedFd,
     /// What it may use.
     pub(crate) limits: Limits,
+    /// The number of its process 1 in this process's pid namespace.
+    pub(crate) guest: u32,
+    /// Whether it has a range of user ids, each of which the kernel counts processes for alone.
+    pub(crate) has_range: bool,
 }
 
 /// That a sandbox is looked after. Dropped, it is no longer.
 #[derive(Debug)]
 pub(crate) struct Watched {
+    id: u64,
     log: Arc<Log>,
+    shared: Arc<Shared>,
+    maker: Maker,
 }
 
 impl Watched {
@@ -48,14 +120,11 @@ impl Watched {
     }
 }
 
-/// What a sandbox wanted more of than it may have, until somebody asks.
-#[derive(Debug, Default)]
-pub(crate) struct Log {
-    entries: Mutex<Vec<Exceeded>>,
-}
-
-impl Log {
-    pub(crate) fn take(&self) -> Vec<Exceeded> {
-        std::mem::take(&mut self.entries.lock())
+impl Drop for Watched {
+    fn drop(&mut self) {
+        // As with the watcher.
+        if self.maker.is_here() {
+            self.shared.remove(self.id);
+        }
     }
 }

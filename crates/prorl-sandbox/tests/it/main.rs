@@ -3,11 +3,16 @@
 
 mod build;
 mod contract;
+mod egress;
+mod escape;
 mod fakeroot;
 mod layers;
 mod life;
+mod limits;
 mod refusals;
+mod rlimits;
 mod scale;
 mod singularity;
 mod support;
 mod walls;
+mod watch;

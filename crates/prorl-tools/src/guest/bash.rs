@@ -158,6 +158,13 @@ impl Session {
     fn on_mark(&mut self) {
         let (Some(shell), Some(pty)) = (&mut self.shell, &self.pty) else { return };
         let Some(mark) = shell.take_mark() else { return };
+        // What works in the background is deaf to an interrupt. A few such processes are left to live, a crowd is not.
+        if let Some(stop) = self.call.as_mut().and_then(|call| call.stop.as_mut())
+            && self.shared.terms.limits.is_crowd(shell.count_command())
+        {
+            stop.by = Interrupt::Kill;
+            shell.kill_command();
+        }
         pty.fence(|bytes| keep(&mut self.capture, bytes));
         self.cwd = shell.cwd().or(self.cwd.take());
         self.command_ended(Ended { status: mark.status, restarted: None });
@@ -272,6 +279,15 @@ impl Session {
         let earlier = self.untold.take();
         if let Some(ended) = &earlier {
             let note = format!("[The earlier command completed with exit code {}.]\n", ended.status);
+            self.capture.push(note.as_bytes());
+        }
+        // In a sandbox that is full the shell could start nothing, and so could not even be told to end what fills it.
+        if self.shared.terms.limits.is_full()
+            && let Some(n_killed) = self.shell.as_ref().map(Shell::kill_left).filter(|n_killed| *n_killed > 0)
+        {
+            let note = format!(
+                "[The sandbox was full: {n_killed} processes that earlier commands had left running were killed.]\n"
+            );
             self.capture.push(note.as_bytes());
         }
         match self.begin(command, call.until) {

@@ -7,20 +7,20 @@ use std::{
     path::Path,
 };
 
-use super::post::Post;
+use super::{post::Post, serve::Shared};
 use crate::wire::{Answer, ReadFile, Stream, WriteFile};
 
 /// Bytes of one frame of a file that is read.
 const PIECE_BYTES: usize = 256 * 1024;
 
-pub(super) fn write(post: &Post, id: u64, write: &WriteFile) {
-    match put(write) {
-        Ok(()) => post.done(id, Answer::Written),
-        Err(err) => post.failed(id, format!("cannot write {}: {err}", write.path)),
+pub(super) fn write(shared: &Shared, id: u64, write: &WriteFile) {
+    match put(write, shared.terms.limits.file_bytes) {
+        Ok(()) => shared.post.done(id, Answer::Written),
+        Err(err) => shared.post.failed(id, format!("cannot write {}: {err}", write.path)),
     }
 }
 
-fn put(write: &WriteFile) -> io::Result<()> {
+fn put(write: &WriteFile, file_bytes: Option<u64>) -> io::Result<()> {
     let path = Path::new(&write.path);
     if let Some(folder) = path.parent() {
         fs::create_dir_all(folder)?;
@@ -33,7 +33,13 @@ fn put(write: &WriteFile) -> io::Result<()> {
         .mode(write.mode)
         .custom_flags(libc::O_NONBLOCK) // a pipe without a reader is an error and not a wait
         .open(path)?;
-    regular(&file)?.write_all(&write.bytes.0)
+    let mut file = regular(&file)?;
+    // The kernel holds tasks to this and not the guest.
+    let size = file.metadata()?.len().saturating_add(write.bytes.0.len() as u64);
+    if file_bytes.is_some_and(|most| size > most) {
+        return Err(io::Error::from_raw_os_error(libc::EFBIG));
+    }
+    file.write_all(&write.bytes.0)
 }
 
 /// A pipe or a device may never come to an end.

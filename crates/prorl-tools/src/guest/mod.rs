@@ -12,6 +12,7 @@ mod clock;
 mod exec;
 mod feed;
 mod files;
+mod limits;
 mod post;
 mod probe;
 mod procs;
@@ -23,5 +24,6 @@ mod shell;
 mod sys;
 mod wait;
 
+pub use limits::TaskLimits;
 pub use probe::{Programs, probe};
-pub use serve::serve;
+pub use serve::{Terms, serve};

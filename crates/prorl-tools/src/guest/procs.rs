@@ -31,6 +31,8 @@ pub(super) struct Entry {
     pub(super) started: u64,
     /// Whether it has ended and only waits to be collected.
     pub(super) zombie: bool,
+    /// Whether it is stopped.
+    pub(super) stopped: bool,
 }
 
 /// Reads one line of `/proc/PID/stat`. The name in brackets may hold anything, brackets and spaces too.
@@ -41,6 +43,7 @@ fn parse(stat: &str) -> Option<Entry> {
     Some(Entry {
         pid: pid.parse().ok()?,
         zombie: matches!(*fields.first()?, "Z" | "X"),
+        stopped: matches!(*fields.first()?, "T" | "t"),
         parent: fields.get(1)?.parse().ok()?,
         session: fields.get(3)?.parse().ok()?,
         started: fields.get(19)?.parse().ok()?,
@@ -81,18 +84,55 @@ pub(super) fn below(root: i32) -> Vec<Entry> {
     all.into_iter().filter(|one| one.pid != root && family.contains(&one.pid)).collect()
 }
 
-/// Kills the processes below `root` that started at `since` or later, until none is left to be seen.
+/// Returns the processes below `root` that started at `since` or later and have not ended.
+pub(super) fn living_below(root: i32, since: u64) -> Vec<Entry> {
+    below(root).into_iter().filter(|one| !one.zombie && one.started >= since).collect()
+}
+
+/// Kills the processes below `root` that started at `since` or later, until none is left to be seen. Returns how many there were.
 ///
 /// Bounded, since a process may start others faster than they are found; a namespace's end is the last word.
-pub(super) fn kill_below(root: i32, since: u64) {
-    for _round in 0..16 {
-        let targets: Vec<Entry> =
-            below(root).into_iter().filter(|one| !one.zombie && one.started >= since && one.pid != root).collect();
-        if targets.is_empty() {
-            return;
+pub(super) fn kill_below(root: i32, since: u64) -> usize {
+    let mut n_killed = 0;
+    for round in 0..16 {
+        // Those that are new since the last round were started by others that were not killed in time. A process that is stopped
+        // starts none, and still counts: so they come to stand at the sandbox's limit at the latest.
+        if round > 0 {
+            stop(root, since);
         }
+        let targets = living_below(root, since);
+        if targets.is_empty() {
+            break;
+        }
+        n_killed += targets.len();
         kill(&targets);
     }
+    n_killed
+}
+
+/// Stops the processes below `root` that started at `since` or later, until all are.
+///
+/// A list may lack what those on it have started before they stopped; the next one has it.
+fn stop(root: i32, since: u64) {
+    let until = after(now(), DYING_MS);
+    let mut n_quiet = 0;
+    while n_quiet < 2 && now() < until {
+        let running: Vec<Entry> = living_below(root, since).into_iter().filter(|one| !one.stopped).collect();
+        n_quiet = if running.is_empty() { n_quiet + 1 } else { 0 };
+        for handle in running.iter().filter_map(open) {
+            // One that has just ended starts nothing either.
+            let _sent = sys::signal_process(handle.as_fd(), Signal::SIGSTOP);
+        }
+    }
+}
+
+/// Returns how many processes there are, zombies included.
+pub(super) fn count() -> usize {
+    let Ok(folder) = fs::read_dir("/proc") else { return 0 };
+    folder
+        .flatten()
+        .filter(|entry| entry.file_name().as_encoded_bytes().first().is_some_and(u8::is_ascii_digit))
+        .count()
 }
 
 /// Kills processes and waits until they have ended, so that nobody sees one that was said to be gone.
@@ -138,7 +178,7 @@ mod tests {
     fn a_name_with_brackets_and_spaces_is_no_trap() {
         let stat = "42 (a) b (c) S 7 42 41 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 12345 100 200";
         let entry = parse(stat).unwrap();
-        assert_eq!(entry, Entry { pid: 42, parent: 7, session: 41, started: 12345, zombie: false });
+        assert_eq!(entry, Entry { pid: 42, parent: 7, session: 41, started: 12345, zombie: false, stopped: false });
         assert_eq!(parse("garbage"), None);
     }
 

@@ -24,7 +24,10 @@ use nix::{
 };
 use parking_lot::{Condvar, Mutex};
 
-use super::sys::{self, Passed};
+use super::{
+    limits::TaskLimits,
+    sys::{self, Passed},
+};
 use crate::wire::ExitStatus;
 
 /// Starts and collects processes.
@@ -32,6 +35,7 @@ use crate::wire::ExitStatus;
 pub(super) struct Reaper {
     registry: Mutex<Registry>,
     spawned: Condvar,
+    limits: TaskLimits,
 }
 
 #[derive(Debug, Default)]
@@ -58,12 +62,12 @@ pub(super) struct Process {
 }
 
 impl Reaper {
-    /// Starts the thread, which runs as long as the guest.
+    /// Starts the thread, which runs as long as the guest. `limits` are those of what it will start.
     ///
     /// # Errors
     /// When there can be no more threads.
-    pub(super) fn start() -> io::Result<Arc<Self>> {
-        let reaper = Arc::new(Self { registry: Mutex::default(), spawned: Condvar::new() });
+    pub(super) fn start(limits: TaskLimits) -> io::Result<Arc<Self>> {
+        let reaper = Arc::new(Self { registry: Mutex::default(), spawned: Condvar::new(), limits });
         let own = Arc::clone(&reaper);
         thread::Builder::new().name("reaper".to_owned()).spawn(move || own.run())?;
         Ok(reaper)
@@ -116,7 +120,7 @@ impl Reaper {
         let ended = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
         let slot = Arc::new(Slot { status: Mutex::new(None), ended });
         let mut registry = self.registry.lock();
-        let child = sys::spawn(command, passed, terminal)?;
+        let child = sys::spawn(command, passed, terminal, &self.limits)?;
         let pid = Pid::from_raw(i32::try_from(child.id()).expect("process numbers fit in an i32"));
         registry.owners.insert(pid, Arc::clone(&slot));
         registry.n_spawned += 1;

@@ -13,6 +13,7 @@ use prorl_core::frame::Decoder;
 
 use super::{
     attach, bash, exec, files,
+    limits::TaskLimits,
     post::{Mail, Mailbox, Post},
     probe::Programs,
     procs, python,
@@ -26,6 +27,17 @@ pub(super) struct Shared {
     pub(super) post: Post,
     pub(super) reaper: Arc<Reaper>,
     pub(super) programs: Programs,
+    pub(super) terms: Terms,
+}
+
+/// What a guest has to keep to, and what it has for itself.
+#[derive(Debug, Default)]
+pub struct Terms {
+    /// What the programs of tasks are limited to.
+    pub limits: TaskLimits,
+    /// A folder for its own short files, in a file system that keeps files without a name; best one that no task can fill.
+    /// Without one they are anonymous memory, which a sandbox may forbid.
+    pub scratch: Option<OwnedFd>,
 }
 
 /// Serves requests from the channel until it is closed, then ends everything that was started, and returns for the program
@@ -34,12 +46,12 @@ pub(super) struct Shared {
 /// Call it once, in process 1 of a pid namespace: the end of that process ends the rest. In any other process it takes the
 /// place of process 1 for what it starts (as child subreaper) and kills all of that in the end. It collects every child of
 /// the process, so nothing else there may wait for children.
-pub fn serve(channel: OwnedFd, programs: Programs) -> ExitCode {
+pub fn serve(channel: OwnedFd, programs: Programs, terms: Terms) -> ExitCode {
     let is_init = std::process::id() == 1;
     if !is_init && nix::sys::prctl::set_child_subreaper(true).is_err() {
         return ExitCode::FAILURE;
     }
-    let code = run(channel, programs);
+    let code = run(channel, programs, terms);
     if !is_init {
         end_all();
     }
@@ -59,11 +71,12 @@ fn end_all() {
     }
 }
 
-fn run(channel: OwnedFd, programs: Programs) -> ExitCode {
+fn run(channel: OwnedFd, programs: Programs, terms: Terms) -> ExitCode {
     let channel = UnixStream::from(channel);
-    let prepared = channel.set_nonblocking(false).and_then(|()| Ok((channel.try_clone()?, Reaper::start()?)));
+    let prepared =
+        channel.set_nonblocking(false).and_then(|()| Ok((channel.try_clone()?, Reaper::start(terms.limits)?)));
     let Ok((mut requests, reaper)) = prepared else { return ExitCode::FAILURE };
-    let shared = Arc::new(Shared { post: Post::new(channel), reaper, programs });
+    let shared = Arc::new(Shared { post: Post::new(channel), reaper, programs, terms });
     let mut desk = Desk { shared: Arc::clone(&shared), bash: HashMap::new(), python: HashMap::new() };
     let mut decoder = Decoder::default();
     let mut buffer = vec![0; 64 * 1024];
@@ -109,7 +122,7 @@ impl Desk {
             Op::Attach(spec) => {
                 alone(&shared, id, move |shared, mailbox| attach::run(shared, mailbox, id, timeout_ms, &spec))
             }
-            Op::WriteFile(write) => alone(&shared, id, move |shared, _| files::write(&shared.post, id, &write)),
+            Op::WriteFile(write) => alone(&shared, id, move |shared, _| files::write(shared, id, &write)),
             Op::ReadFile(read) => alone(&shared, id, move |shared, _| files::read(&shared.post, id, &read)),
             Op::Bash(call) => session(&mut self.bash, &shared, &call.session.clone(), bash::run).map(|mailbox| {
                 shared.post.assign(id, &mailbox);

@@ -1,6 +1,6 @@
 //! One bash, and how commands get in and their ends come out.
 //!
-//! The shell reads its script from a pipe, two lines for each command. The first sources a memory file, whose text is an
+//! The shell reads its script from a pipe, two lines for each command. The first sources a file of the guest's, whose text is an
 //! `eval` of the command in quotes: at top level, so that `declare` is global and `break` has no loop of ours to leave; in a
 //! sourced file, so that `return` is harmless. The second line, read only when the command has ended, writes a mark to a
 //! socket: a word that is fresh for each command, the exit code, and the shell's flags. The kernel adds the writer's process
@@ -29,7 +29,7 @@ use std::{
 
 use nix::{
     cmsg_space,
-    fcntl::{FcntlArg, OFlag, fcntl},
+    fcntl::{FcntlArg, OFlag, fcntl, openat},
     poll::PollFlags,
     sys::{
         memfd::{MFdFlags, memfd_create},
@@ -113,7 +113,7 @@ impl Shell {
         // The shell's end waits when the socket is full; the flag is each end's own.
         let flags = OFlag::from_bits_retain(fcntl(&marks_out, FcntlArg::F_GETFL)?);
         fcntl(&marks_out, FcntlArg::F_SETFL(flags - OFlag::O_NONBLOCK))?;
-        let text = memfd_create(c"command", MFdFlags::MFD_CLOEXEC)?;
+        let text = text_file(shared.terms.scratch.as_ref())?;
         // Nobody opens it for writing by way of the shell's descriptors.
         fchmod(&text, Mode::S_IRUSR)?;
         let text_out = OwnedFd::from(File::open(format!("/proc/self/fd/{}", text.as_raw_fd()))?);
@@ -251,6 +251,8 @@ impl Shell {
                 // A mark counts once.
                 self.word.clear();
                 self.last = mark.clone();
+                // It was read as a whole before it ran, and there is no need to keep it.
+                let _emptied = self.text.set_len(0);
                 return Some(mark);
             }
         }
@@ -294,6 +296,16 @@ impl Shell {
         procs::kill_below(self.process.pid().as_raw(), self.command_started);
     }
 
+    /// Returns how many processes the command has started that are there.
+    pub(super) fn count_command(&self) -> usize {
+        procs::living_below(self.process.pid().as_raw(), self.command_started).len()
+    }
+
+    /// Kills what earlier commands have left, and returns how many processes that were.
+    pub(super) fn kill_left(&self) -> usize {
+        procs::kill_below(self.process.pid().as_raw(), 0)
+    }
+
     /// Kills the shell and what is in its process group or was started by the command.
     pub(super) fn kill(&self) {
         self.kill_command();
@@ -318,6 +330,14 @@ pub(super) fn quiet(command: &mut Command) {
         if std::env::var_os(name).is_none() {
             command.env(name, value);
         }
+    }
+}
+
+/// Makes a file without a name, in `folder` if there is one.
+fn text_file(folder: Option<&OwnedFd>) -> nix::Result<OwnedFd> {
+    match folder {
+        Some(folder) => openat(folder, c".", OFlag::O_TMPFILE | OFlag::O_RDWR | OFlag::O_CLOEXEC, Mode::S_IRUSR),
+        None => memfd_create(c"command", MFdFlags::MFD_CLOEXEC),
     }
 }
 

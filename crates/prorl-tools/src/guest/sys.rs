@@ -12,20 +12,24 @@ use std::{
 
 use nix::sys::signal::Signal;
 
+use super::limits::TaskLimits;
+
 /// Descriptors that a child gets besides its standard ones, as (ours, its number).
 ///
 /// Ours must be numbered above every number that is given, or one would overwrite another.
 pub(super) type Passed = Vec<(OwnedFd, RawFd)>;
 
-/// Starts a program that leads a session of its own, with default signal handlers, and no descriptor of ours but its standard
-/// ones and `passed`. With `terminal` its standard input becomes its controlling terminal.
+/// Starts a program that leads a session of its own, with default signal handlers, the limits of tasks, and no descriptor of ours
+/// but its standard ones and `passed`. With `terminal` its standard input becomes its controlling terminal.
 ///
 /// # Errors
 /// When it cannot be started.
-pub(super) fn spawn(command: &mut Command, passed: &Passed, terminal: bool) -> io::Result<Child> {
+pub(super) fn spawn(command: &mut Command, passed: &Passed, terminal: bool, limits: &TaskLimits) -> io::Result<Child> {
+    let limits = limits.of_child();
     let passed: Vec<(RawFd, RawFd)> = passed.iter().map(|(from, to)| (from.as_raw_fd(), *to)).collect();
     let prepare = move || {
-        // SAFETY: each of these calls is async-signal-safe and takes plain numbers, or a pointer to a local that outlives it.
+        // SAFETY: each of these calls is async-signal-safe (that for limits is a bare system call) and takes plain numbers, or a
+        // pointer to what outlives it.
         unsafe {
             if libc::setsid() < 0 || (terminal && libc::ioctl(0, libc::TIOCSCTTY, 0) < 0) {
                 return Err(io::Error::last_os_error());
@@ -40,6 +44,12 @@ pub(super) fn spawn(command: &mut Command, passed: &Passed, terminal: bool) -> i
             libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, libc::CLOSE_RANGE_CLOEXEC);
             for (from, to) in &passed {
                 if libc::dup2(*from, *to) < 0 {
+                    return Err(io::Error::last_os_error());
+                }
+            }
+            // After that, as the numbers may be above the limit.
+            for (resource, limit) in limits.iter().flatten() {
+                if libc::setrlimit(*resource, limit) < 0 {
                     return Err(io::Error::last_os_error());
                 }
             }

@@ -6,8 +6,8 @@ use crate::wire::{BashAnswer, BashEnd, Captured, CellEnd, Interrupt, IpythonAnsw
 
 use super::toolbox::ToolResult;
 
-/// Characters that an agent reads at most of one call of `execute_bash` or `execute_ipython_cell`, notes in brackets included:
-/// some ten thousand tokens.
+/// Characters that an agent reads of one call of `execute_bash` or `execute_ipython_cell` when nothing else is said, notes in
+/// brackets included: some ten thousand tokens.
 ///
 /// Of a longer output it reads the beginning and the end, with a count of the bytes left out between. The client's answers
 /// ([`Captured`]) hold more.
@@ -16,9 +16,9 @@ pub const RESULT_CHARS: usize = 30_000;
 /// More than what tells how many bytes are left out.
 const OMITTED_CHARS: usize = 100;
 
-/// Puts an output before the notes about it, cut so that both have [`RESULT_CHARS`] at most.
-fn before_notes(output: &Captured, notes: &str) -> String {
-    let mut text = clip(output, RESULT_CHARS.saturating_sub(notes.chars().count() + 1));
+/// Puts an output before the notes about it, cut so that both have `limit` characters at most.
+fn before_notes(output: &Captured, notes: &str, limit: usize) -> String {
+    let mut text = clip(output, limit.saturating_sub(notes.chars().count() + 1));
     if !text.is_empty() && !notes.is_empty() && !text.ends_with('\n') {
         text.push('\n');
     }
@@ -80,7 +80,7 @@ fn took(by: Interrupt, what: &str) -> String {
     }
 }
 
-pub(super) fn bash(answer: &BashAnswer) -> ToolResult {
+pub(super) fn bash(answer: &BashAnswer, limit: usize) -> ToolResult {
     if let BashEnd::Refused(reason) = &answer.end {
         return ToolResult::error(reason.clone());
     }
@@ -115,10 +115,10 @@ pub(super) fn bash(answer: &BashAnswer) -> ToolResult {
     if let Some(cwd) = &answer.cwd {
         note(&mut text, &format!("Current working directory: {cwd}"));
     }
-    ToolResult { is_error, ..ToolResult::text(before_notes(&answer.output, &text)) }
+    ToolResult { is_error, ..ToolResult::text(before_notes(&answer.output, &text, limit)) }
 }
 
-pub(super) fn ipython(answer: &IpythonAnswer) -> ToolResult {
+pub(super) fn ipython(answer: &IpythonAnswer, limit: usize) -> ToolResult {
     if let CellEnd::Refused(reason) = &answer.end {
         return ToolResult::error(reason.clone());
     }
@@ -139,7 +139,7 @@ pub(super) fn ipython(answer: &IpythonAnswer) -> ToolResult {
             &format!("{reason} A new interpreter starts with the next cell; variables and imports are gone."),
         );
     }
-    let mut text = before_notes(&answer.output, &text);
+    let mut text = before_notes(&answer.output, &text, limit);
     if text.is_empty() {
         "[The cell ran without output.]".clone_into(&mut text);
     }
@@ -155,7 +155,7 @@ mod tests {
 
     fn bash_text(output: Captured) -> String {
         let cwd = Some("/workspace".to_owned());
-        bash(&BashAnswer { output, end: BashEnd::Exited(0), restarted: None, cwd }).content.text()
+        bash(&BashAnswer { output, end: BashEnd::Exited(0), restarted: None, cwd }, RESULT_CHARS).content.text()
     }
 
     #[test]
@@ -185,7 +185,7 @@ mod tests {
         let piece = |byte: u8| Bytes(vec![byte; 64 * 1024]);
         let output = Captured { head: piece(b'a'), tail: piece(b'z'), total: 10_000_000 };
         let answer = IpythonAnswer { output, end: CellEnd::Ok, restarted: None };
-        let text = ipython(&answer).content.text();
+        let text = ipython(&answer, RESULT_CHARS).content.text();
         assert!(text.starts_with("aaa") && text.ends_with("zzz") && text.chars().count() <= RESULT_CHARS);
         let shown = text.matches(['a', 'z']).count();
         assert!(

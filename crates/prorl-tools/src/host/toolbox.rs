@@ -3,10 +3,11 @@
 use std::{fmt, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
-use prorl_core::Content;
+use prorl_core::{Content, Part};
 use serde_json::{Map, Value};
 
 use super::{
+    RESULT_CHARS,
     client::{ToolClient, ToolError},
     tools::{ExecuteBash, ExecuteIpythonCell, Finish, Think},
 };
@@ -21,6 +22,16 @@ pub struct ToolContext<'a> {
     pub limit: Duration,
     /// How long a bash command may be silent before the call returns; `None` for as long as `limit`.
     pub silence: Option<Duration>,
+    /// Characters that the agent reads at most of what a command or a cell prints, notes in brackets included. Of a longer output
+    /// it reads the beginning and the end. More than a hundred thousand are never kept.
+    pub output_chars: usize,
+}
+
+impl<'a> ToolContext<'a> {
+    /// Returns what a call may use that is held to nothing but time.
+    pub fn new(client: &'a ToolClient, limit: Duration) -> Self {
+        Self { client, limit, silence: None, output_chars: RESULT_CHARS }
+    }
 }
 
 /// What a tool call gives back to the agent.
@@ -40,6 +51,20 @@ impl ToolResult {
         Self { content: Content::Text(text.into()), is_error: false, finish: None }
     }
 
+    /// Adds a line in brackets to what the agent reads.
+    pub fn note(&mut self, note: impl fmt::Display) {
+        let line = format!("[{note}]");
+        match &mut self.content {
+            Content::Text(text) => {
+                if !text.is_empty() && !text.ends_with('\n') {
+                    text.push('\n');
+                }
+                text.push_str(&line);
+            }
+            Content::Parts(parts) => parts.push(Part::Text { text: line }),
+        }
+    }
+
     /// Returns a text that says what went wrong.
     pub fn error(text: impl Into<String>) -> Self {
         Self { is_error: true, ..Self::text(text) }
@@ -51,6 +76,11 @@ impl ToolResult {
 pub trait Tool: Send + Sync {
     /// Returns what the model is told; its name is the tool's.
     fn schema(&self) -> Schema;
+
+    /// Tells whether a call does something in the sandbox.
+    fn needs_sandbox(&self) -> bool {
+        true
+    }
 
     /// Runs one call. `arguments` have passed [`Schema::check`].
     ///
@@ -122,6 +152,11 @@ impl Toolbox {
     /// Returns what the model is told, in the `OpenAI` form.
     pub fn schemas(&self) -> Vec<Value> {
         self.tools.iter().map(|(schema, _)| schema.to_openai()).collect()
+    }
+
+    /// Tells whether a tool of this name does something in the sandbox.
+    pub fn needs_sandbox(&self, name: &str) -> bool {
+        self.tools.iter().any(|(schema, tool)| schema.name == name && tool.needs_sandbox())
     }
 
     /// Runs one call. An unknown tool or wrong arguments are results that say so.

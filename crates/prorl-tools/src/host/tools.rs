@@ -48,7 +48,7 @@ impl Tool for ExecuteBash {
         let silence = if own.is_some() { None } else { context.silence };
         let call = BashCall { is_input, silence, ..BashCall::new(text(arguments, "command")) };
         match context.client.bash(&call, limit).await {
-            Ok(answer) => Ok(render::bash(&answer)),
+            Ok(answer) => Ok(render::bash(&answer, context.output_chars)),
             Err(err) => or_result(err),
         }
     }
@@ -66,7 +66,7 @@ impl Tool for ExecuteIpythonCell {
 
     async fn call(&self, context: &ToolContext<'_>, arguments: &Map<String, Value>) -> Result<ToolResult, ToolError> {
         match context.client.ipython(text(arguments, "code"), context.limit).await {
-            Ok(answer) => Ok(render::ipython(&answer)),
+            Ok(answer) => Ok(render::ipython(&answer, context.output_chars)),
             Err(err) => or_result(err),
         }
     }
@@ -82,6 +82,10 @@ impl Tool for Think {
         schema::think()
     }
 
+    fn needs_sandbox(&self) -> bool {
+        false
+    }
+
     async fn call(&self, _context: &ToolContext<'_>, _arguments: &Map<String, Value>) -> Result<ToolResult, ToolError> {
         Ok(ToolResult::text("Your thought has been logged."))
     }
@@ -95,6 +99,10 @@ pub struct Finish;
 impl Tool for Finish {
     fn schema(&self) -> Schema {
         schema::finish()
+    }
+
+    fn needs_sandbox(&self) -> bool {
+        false
     }
 
     async fn call(&self, _context: &ToolContext<'_>, arguments: &Map<String, Value>) -> Result<ToolResult, ToolError> {

@@ -13,7 +13,7 @@ use std::{
 use prorl_core::Content;
 use prorl_sandbox::{NamespaceConfig, NamespaceRuntime, Node, NodeConfig, Runtime, Sandbox, SandboxError, SandboxSpec};
 use prorl_tools::{
-    guest::{probe, serve},
+    guest::{Terms, probe, serve},
     host::{BashCall, ToolClient, ToolContext, ToolResult, Toolbox},
     wire::{BashAnswer, BashEnd},
 };
@@ -41,7 +41,7 @@ fn stand_in() {
         return;
     }
     let channel = std::io::stdin().as_fd().try_clone_to_owned().unwrap();
-    let _exit = serve(channel, probe());
+    let _exit = serve(channel, probe(), Terms::default());
     let _flushed = std::io::stdout().flush();
     std::process::exit(0);
 }
@@ -129,7 +129,7 @@ impl Guest {
     /// Calls a tool as an agent does.
     pub(crate) async fn tool(&self, name: &str, arguments: &[(&str, &str)], limit: Duration) -> ToolResult {
         let toolbox = Toolbox::from_names(["bash", "ipython", "think", "finish"]).unwrap();
-        let context = ToolContext { client: self.client(), limit, silence: None };
+        let context = ToolContext::new(self.client(), limit);
         let arguments: Map<String, Value> =
             arguments.iter().map(|(name, value)| ((*name).to_owned(), Value::from(*value))).collect();
         let result = toolbox.call(&context, name, &arguments).await.unwrap();

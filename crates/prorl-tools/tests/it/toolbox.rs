@@ -31,7 +31,7 @@ fn tools_are_chosen_by_their_own_and_short_names_in_order() {
 async fn what_a_model_gets_wrong_is_a_result_that_it_can_act_on() {
     let guest = Guest::start().await;
     let toolbox = Toolbox::from_names(["ipython", "think", "finish"]).unwrap();
-    let context = ToolContext { client: guest.client(), limit: LONG, silence: None };
+    let context = ToolContext::new(guest.client(), LONG);
     let call = async |name: &str, arguments: Value| toolbox.call(&context, name, &object(arguments)).await.unwrap();
 
     let result = call("python", json!({"code": "1"})).await;
@@ -56,7 +56,7 @@ async fn a_bash_result_reads_as_models_know_it() {
     let guest = Guest::start().await;
     let toolbox = Toolbox::from_names(["bash"]).unwrap();
     let context =
-        ToolContext { client: guest.client(), limit: LONG, silence: Some(std::time::Duration::from_millis(300)) };
+        ToolContext { silence: Some(std::time::Duration::from_millis(300)), ..ToolContext::new(guest.client(), LONG) };
     let call = async |arguments: Value| toolbox.call(&context, "execute_bash", &object(arguments)).await.unwrap();
     let text = |result: &ToolResult| result.content.text();
 
@@ -95,7 +95,7 @@ impl Tool for Upper {
 async fn another_crate_adds_a_tool() {
     let guest = Guest::start().await;
     let toolbox = Toolbox::from_names(["think"]).unwrap().with(Arc::new(Upper));
-    let context = ToolContext { client: guest.client(), limit: LONG, silence: None };
+    let context = ToolContext::new(guest.client(), LONG);
     let result = toolbox.call(&context, "upper", &object(json!({"text": "hey"}))).await.unwrap();
     assert_eq!(result, ToolResult::text("HEY"));
     let result = toolbox.call(&context, "upper", &object(json!({"text": 1}))).await.unwrap();
@@ -107,7 +107,7 @@ async fn a_dead_sandbox_is_an_error_and_no_result() {
     let mut guest = Guest::bare(&[]);
     guest.kill();
     let toolbox = Toolbox::from_names(["bash"]).unwrap();
-    let context = ToolContext { client: guest.client(), limit: LONG, silence: None };
+    let context = ToolContext::new(guest.client(), LONG);
     let failed = toolbox.call(&context, "execute_bash", &object(json!({"command": "true"}))).await.unwrap_err();
     assert!(failed.is_infrastructure(), "{failed}");
 }

@@ -348,14 +348,15 @@ fn places_are_given_in_order_and_come_back() {
     let one = std::num::NonZeroUsize::MIN;
     let config = NodeConfig { dir: dir.path().join("nodes"), max_starting: one, ..NodeConfig::new(GUEST.path()) };
     let node = Node::open(config).unwrap();
-    let place = poll_once(pin!(node.admit())).unwrap();
-    let (mut second, mut third, mut last) = (Box::pin(node.admit()), Box::pin(node.admit()), Box::pin(node.admit()));
+    let admit = || node.admit(std::time::Duration::ZERO);
+    let place = poll_once(pin!(admit())).unwrap().unwrap();
+    let (mut second, mut third, mut last) = (Box::pin(admit()), Box::pin(admit()), Box::pin(admit()));
     assert!(poll_once(second.as_mut()).is_none());
     assert!(poll_once(third.as_mut()).is_none());
     assert!(poll_once(last.as_mut()).is_none());
     drop(place);
     assert!(poll_once(third.as_mut()).is_none(), "it is not its turn");
-    let place = poll_once(second.as_mut()).unwrap();
+    let place = poll_once(second.as_mut()).unwrap().unwrap();
     drop(third); // gives its turn to the next
     assert!(poll_once(last.as_mut()).is_none());
     drop(place);

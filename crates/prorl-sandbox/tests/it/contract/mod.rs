@@ -4,6 +4,7 @@
 
 mod ending;
 mod inside;
+pub(crate) mod limits;
 
 pub(crate) use ending::assert_no_trace;
 
@@ -111,7 +112,7 @@ pub(crate) fn open_folder() -> tempfile::TempDir {
 }
 
 /// A process that does not outlive a test that fails.
-pub(super) struct KilledOnDrop(pub(super) std::process::Child);
+pub(crate) struct KilledOnDrop(pub(crate) std::process::Child);
 
 impl Drop for KilledOnDrop {
     fn drop(&mut self) {
@@ -171,6 +172,7 @@ contract! {
     inside::nothing_of_the_host_is_in_reach,
     inside::the_guest_cannot_be_opened_from_inside,
     inside::the_kernels_settings_and_roots_things_are_out_of_reach,
+    limits::tasks_run_on_as_many_processors_as_the_limit_says_and_know_it,
     ending::nothing_is_left_after_a_shutdown,
     ending::a_guest_that_does_not_answer_is_killed_after_the_grace,
     ending::a_dropped_sandbox_dies,

@@ -1,0 +1,118 @@
+//! The sandboxes that are measured, with somebody who asks them for things.
+
+use std::{sync::Arc, time::Duration};
+
+use anyhow::{Context, ensure};
+use prorl_sandbox::{Image, Limits, Sandbox, SandboxSpec};
+use prorl_tools::{
+    host::{BashCall, ExecOutput, ExecSpec, ToolClient},
+    wire::BashEnd,
+};
+use tokio::{task::JoinSet, time::Instant};
+
+use crate::bench::runtimes::Runtimes;
+
+/// Every limit there is. None is near to what is measured by them, but for what is to run into them.
+pub(super) const ALL: Limits = Limits {
+    memory_bytes: Some(512 << 20),
+    pids: Some(512),
+    cpus: Some(1.0),
+    open_files: Some(1024),
+    file_bytes: Some(1 << 30),
+    wall: Some(Duration::from_hours(2)),
+};
+
+/// Sizes of the writable layer and of `/tmp`, in bytes: what fills them does so often.
+const LAYER_BYTES: u64 = 256 << 20;
+const TMP_BYTES: u64 = 128 << 20;
+
+/// How long the guest may take to end everything before it is killed.
+const GRACE: Duration = Duration::from_secs(2);
+
+/// How long a call may take that is not measured, or that takes a moment if all is well.
+pub(super) const CALL_LIMIT: Duration = Duration::from_mins(1);
+
+/// Where they come from.
+pub(super) struct Ground {
+    runtimes: Runtimes,
+}
+
+impl Ground {
+    pub(super) fn make() -> anyhow::Result<Self> {
+        Ok(Self { runtimes: Runtimes::make()? })
+    }
+
+    /// Starts one of the host's programs.
+    pub(super) async fn start(&self, limits: Limits) -> anyhow::Result<Live> {
+        let spec =
+            SandboxSpec { layer_bytes: LAYER_BYTES, tmp_bytes: TMP_BYTES, limits, ..self.runtimes.spec(Image::Host) };
+        let mut sandbox = self.runtimes.namespace.start(&spec).await.context("no sandbox")?;
+        let tools = Arc::new(ToolClient::new(sandbox.take_channel().context("the channel is there after a start")?));
+        Ok(Live { sandbox, tools })
+    }
+}
+
+/// A sandbox that stands and answers.
+pub(super) struct Live {
+    pub(super) sandbox: Sandbox,
+    pub(super) tools: Arc<ToolClient>,
+}
+
+impl Live {
+    /// Ends it with all that runs in it.
+    pub(super) async fn end(self) -> anyhow::Result<()> {
+        Ok(self.sandbox.shutdown(GRACE).await?)
+    }
+
+    /// Runs a Python script to its end.
+    pub(super) async fn python(&self, script: &str, args: &[String]) -> anyhow::Result<ExecOutput> {
+        Ok(self.tools.exec(&ExecSpec::new(self.python_words(script, args)?), CALL_LIMIT).await?)
+    }
+
+    /// Returns the words by which a Python script is run, where there is an interpreter.
+    pub(super) fn python_words(&self, script: &str, args: &[String]) -> anyhow::Result<Vec<String>> {
+        let python = self.sandbox.facts().hello.python.as_ref().context("this machine has no python3")?;
+        let words = [python.path.as_str(), "-c", script].map(str::to_owned);
+        Ok(words.into_iter().chain(args.iter().cloned()).collect())
+    }
+
+    fn has_python(&self) -> bool {
+        self.sandbox.facts().hello.python.is_some()
+    }
+}
+
+/// Runs a command in the session of a sandbox; returns how long it took.
+pub(super) async fn bash(tools: &ToolClient, command: &str) -> anyhow::Result<Duration> {
+    let call = BashCall::new(command);
+    let begun = Instant::now();
+    let answer = tools.bash(&call, CALL_LIMIT).await?;
+    let took = begun.elapsed();
+    ensure!(answer.end == BashEnd::Exited(0), "{command}: {:?}: {}", answer.end, answer.output.text());
+    Ok(took)
+}
+
+/// Starts several with all limits on, and what tools need in each: a shell and, if there is one, an interpreter.
+pub(super) async fn start_many(ground: &Ground, n: usize) -> anyhow::Result<Vec<Live>> {
+    let mut all = Vec::with_capacity(n);
+    for _ in 0..n {
+        let live = ground.start(ALL).await?;
+        bash(&live.tools, "true").await?;
+        if live.has_python() {
+            live.tools.ipython("1", CALL_LIMIT).await?;
+        }
+        all.push(live);
+    }
+    Ok(all)
+}
+
+/// Ends several at the same moment.
+pub(super) async fn end_many(all: Vec<Live>) -> anyhow::Result<()> {
+    let mut ending = JoinSet::new();
+    for live in all {
+        ending.spawn(live.end());
+    }
+    while let Some(ended) = ending.join_next().await {
+        ended.expect("an end does not panic")?;
+    }
+    Ok(())
+}

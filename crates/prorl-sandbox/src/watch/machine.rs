@@ -1,0 +1,135 @@
+//! What the whole machine did since the last round, which bounds what any one sandbox can have done.
+
+use std::{fs::File, os::unix::fs::FileExt as _};
+
+use nix::unistd::{SysconfVar, sysconf};
+
+/// A page in bytes, where the system does not tell.
+const PAGE: u64 = 4096;
+
+/// More than `/proc/vmstat` has; its first third is what counts.
+const ROOM: usize = 16 * 1024;
+
+/// The files that tell of the machine, open. What cannot be opened tells nothing, and then every sandbox is looked at.
+#[derive(Debug)]
+pub(super) struct Machine {
+    memory: Option<File>,
+    load: Option<File>,
+    page: u64,
+    buffer: Vec<u8>,
+}
+
+/// What they told.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct News {
+    /// Bytes of memory that the kernel has handed out since boot, for whatever. A process cannot have got a page that is not
+    /// among them, whether it was handed back before or since.
+    pub(super) handed_out: Option<u64>,
+    /// Threads that run or want to, this one among them.
+    pub(super) running: Option<u32>,
+    /// The number that was given to a process or thread last. All of a sandbox get one from the same row, one after the other.
+    pub(super) last_number: Option<u32>,
+}
+
+impl Machine {
+    pub(super) fn open() -> Self {
+        let page = sysconf(SysconfVar::PAGE_SIZE).ok().flatten().and_then(|bytes| u64::try_from(bytes).ok());
+        Self {
+            memory: File::open("/proc/vmstat").ok(),
+            load: File::open("/proc/loadavg").ok(),
+            page: page.unwrap_or(PAGE),
+            buffer: vec![0; ROOM],
+        }
+    }
+
+    pub(super) fn read(&mut self) -> News {
+        let handed_out = read(self.memory.as_ref(), &mut self.buffer).and_then(pages_handed_out);
+        let handed_out = handed_out.map(|pages| pages.saturating_mul(self.page));
+        let (running, last_number) = read(self.load.as_ref(), &mut self.buffer).and_then(load).unzip();
+        News { handed_out, running, last_number }
+    }
+}
+
+fn read<'a>(file: Option<&File>, buffer: &'a mut [u8]) -> Option<&'a [u8]> {
+    let n_read = file?.read_at(buffer, 0).ok()?;
+    buffer.get(..n_read)
+}
+
+/// Sums up the pages that were handed out in all zones.
+fn pages_handed_out(vmstat: &[u8]) -> Option<u64> {
+    let counts = vmstat.split(|byte| *byte == b'\n').filter_map(|line| line.strip_prefix(b"pgalloc_"));
+    let mut counts = counts.map(|line| {
+        let blank = line.iter().position(|byte| *byte == b' ')?;
+        std::str::from_utf8(line.get(blank + 1..)?).ok()?.parse::<u64>().ok()
+    });
+    let first = counts.next()??;
+    counts.try_fold(first, |sum, count| Some(sum.wrapping_add(count?)))
+}
+
+/// Returns how many threads want to run, and which number was given out last.
+fn load(loadavg: &[u8]) -> Option<(u32, u32)> {
+    let mut fields = std::str::from_utf8(loadavg).ok()?.split_ascii_whitespace().skip(3);
+    let (running, _all) = fields.next()?.split_once('/')?;
+    Some((running.parse().ok()?, fields.next()?.parse().ok()?))
+}
+
+/// Returns the size of an error that a count of a process's memory can have, in bytes: how much of it each processor may still
+/// keep to itself.
+pub(super) fn lag() -> u64 {
+    let release = nix::sys::utsname::uname().map(|name| name.release().to_string_lossy().into_owned());
+    let n_processors = sysconf(SysconfVar::_NPROCESSORS_ONLN).ok().flatten().and_then(|n| u64::try_from(n).ok());
+    lag_of(release.as_deref().unwrap_or_default(), n_processors.unwrap_or(1).max(1))
+}
+
+fn lag_of(release: &str, n_processors: u64) -> u64 {
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|part| part.parse::<u32>().unwrap_or_default());
+    match (numbers.next().unwrap_or_default(), numbers.next().unwrap_or_default()) {
+        // Whoever reads sums up what all processors have.
+        (major, minor) if (major, minor) >= (6, 17) => 0,
+        // Each processor keeps up to a batch of each of two kinds.
+        (major, minor) if (major, minor) >= (6, 2) => 2 * PAGE * n_processors * (2 * n_processors).max(32),
+        // Each thread keeps 64 faults. Those of one process that has many threads are bounded by what it was seen with before.
+        _ => 2 * PAGE * 64 * n_processors,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_handed_out_is_summed_over_zones() {
+        let vmstat = b"nr_free 5\npgalloc_dma 1\npgalloc_dma32 20\npgalloc_normal 300\npgfree 9\n";
+        assert_eq!(pages_handed_out(vmstat), Some(321));
+        assert_eq!(pages_handed_out(b"nr_free 5\n"), None);
+        assert_eq!(pages_handed_out(b"pgalloc_dma x\n"), None);
+        assert_eq!(pages_handed_out(b""), None);
+    }
+
+    #[test]
+    fn load_is_read_and_nonsense_is_none() {
+        assert_eq!(load(b"3.73 2.23 2.38 6/152 2491\n"), Some((6, 2491)));
+        for text in [&b""[..], b"1 2 3", b"1 2 3 4 5", b"1 2 3 a/4 5", b"1 2 3 4/5 \xff"] {
+            assert_eq!(load(text), None);
+        }
+    }
+
+    #[test]
+    fn this_machine_tells_of_itself() {
+        let mut machine = Machine::open();
+        let before = machine.read();
+        let block = std::hint::black_box(vec![1_u8; 64 << 20]);
+        let after = machine.read();
+        let (Some(before), Some(after)) = (before.handed_out, after.handed_out) else { return };
+        assert!(after - before >= block.len() as u64, "{before} {after}");
+    }
+
+    #[test]
+    fn the_lag_of_counts_is_that_of_the_kernel() {
+        assert_eq!(lag_of("6.18.44-fc", 2), 0);
+        assert_eq!(lag_of("6.17.0", 128), 0);
+        assert_eq!(lag_of("6.8.0-31-generic", 2), 2 * 4096 * 2 * 32);
+        assert_eq!(lag_of("6.1.0", 2), 2 * 4096 * 64 * 2);
+        assert_eq!(lag_of("", 1), 2 * 4096 * 64);
+    }
+}

@@ -1,0 +1,225 @@
+//! The memory that a sandbox's processes have together: what is no file's on a disk, and the tables of pages.
+//!
+//! Three bounds, each dearer and closer than the one before. What a sandbox was last seen with, and all that the machine has
+//! handed out since: that costs nothing. What `status` tells of each process: pages that are shared count for each of those
+//! that share them. The share of each process as the kernel divides pages: exact, and it takes as long as walking through all of
+//! them. Only by the last one, or by a single process that has more than the limit alone, is anything killed.
+
+use std::{collections::HashMap, time::Duration};
+
+use tokio::time::Instant;
+
+use super::{
+    log::Log,
+    machine::{self, News},
+    status::Status,
+    table::{Process, Table},
+    thread::LONGEST,
+};
+use crate::Exceeded;
+
+/// Nothing takes memory faster, in bytes per second.
+const SPEED: u64 = 10_000_000_000;
+
+/// What a look may take by itself.
+const LOOK: Duration = Duration::from_millis(1);
+
+/// How soon to look again at what is being killed.
+const SOON: Duration = Duration::from_millis(1);
+
+/// How long a killed process may take to give up its memory. One that waits for a device takes longer, and takes nothing more.
+const DYING: Duration = Duration::from_secs(10);
+
+/// How far the sizes of two processes may differ that have the same memory, in bytes: they are not read at one time.
+const NEARLY: u64 = 1 << 20;
+
+/// How much longer than dividing pages took the next time can wait, as long as there was not too much. A single process that has too
+/// much needs no division.
+const DIVIDING: u32 = 4;
+
+#[derive(Debug)]
+pub(super) struct Memory {
+    limit: u64,
+    /// How far a count that the kernel keeps may be off, in bytes.
+    lag: u64,
+    /// What the sandbox had at most when it was last looked at, and what the machine had handed out by then if it tells.
+    seen: Option<(u64, Option<u64>)>,
+    /// Processes that have been killed and may not have given up their memory yet, and since when.
+    dying: Vec<(u32, Process, Instant)>,
+    /// Whether the last look found too much, and the next one is to confirm it.
+    is_suspect: bool,
+    /// When pages may be divided again.
+    rested: Option<Instant>,
+    buffer: Vec<u8>,
+}
+
+impl Memory {
+    pub(super) fn new(limit: u64) -> Self {
+        let lag = machine::lag();
+        Self { limit, lag, seen: None, dying: Vec::new(), is_suspect: false, rested: None, buffer: Vec::new() }
+    }
+
+    /// Tells whether the processes need to be looked at.
+    pub(super) fn wants_look(&self, news: &News) -> bool {
+        self.is_suspect || !self.dying.is_empty() || self.bound(news).is_none_or(|bound| bound >= self.limit)
+    }
+
+    /// Returns how long the next look can wait.
+    pub(super) fn wait(&self, news: &News) -> Duration {
+        if self.is_suspect || !self.dying.is_empty() {
+            return SOON;
+        }
+        wait(self.limit, self.bound(news).or(self.seen.map(|(had, _)| had)).unwrap_or(0))
+    }
+
+    /// Returns what the sandbox has at most now.
+    fn bound(&self, news: &News) -> Option<u64> {
+        let (had, then) = self.seen?;
+        Some(had.saturating_add(news.handed_out?.saturating_sub(then?)))
+    }
+
+    /// Looks at all processes, which were listed after `news`, and kills one if they have too much.
+    pub(super) fn look(&mut self, now: Instant, news: &News, table: &Table, all: &[(u32, Status)], log: &Log) {
+        let buffer = &mut self.buffer;
+        self.dying.retain(|(_, process, since)| {
+            let is_there = !process.is_reaped() && process.status(buffer).is_some_and(|status| status.runs());
+            is_there && now.saturating_duration_since(*since) < DYING
+        });
+        let counted = |pid: u32| !self.dying.iter().any(|(dying, ..)| *dying == pid);
+        let mut living: Vec<_> = all.iter().filter(|(pid, _)| counted(*pid)).collect();
+        living.sort_unstable_by_key(|(_, status)| std::cmp::Reverse(status.most()));
+        let most =
+            living.iter().fold(0_u64, |sum, (_, status)| sum.saturating_add(status.most()).saturating_add(self.lag));
+        if most <= self.limit {
+            return self.is_fine(most, news);
+        }
+        // Pages that one process has are all different ones.
+        if let Some((pid, first)) = living.first()
+            && first.most() > self.limit.saturating_add(self.lag)
+        {
+            return self.kill(now, *pid, table, log);
+        }
+        if self.rested.is_some_and(|rested| now < rested) {
+            return;
+        }
+        let shares = self.divide(table, &living);
+        self.rested = Some(now + (now.elapsed() * DIVIDING).min(LONGEST));
+        let mut total = shares.iter().fold(0_u64, |sum, (share, _)| sum.saturating_add(*share));
+        if total <= self.limit {
+            return self.is_fine(total, news);
+        }
+        self.rested = None;
+        // A process that has just been started by `vfork` counts twice for the moment that it takes to execute another program.
+        if !std::mem::replace(&mut self.is_suspect, true) {
+            return;
+        }
+        // What a process gives up when it ends is its share at most: the next one has to go too if that is not enough.
+        for (share, pid) in shares {
+            if total <= self.limit {
+                break;
+            }
+            self.kill(now, pid, table, log);
+            total = total.saturating_sub(share);
+        }
+    }
+
+    fn is_fine(&mut self, had: u64, news: &News) {
+        self.is_suspect = false;
+        self.seen = Some((had, news.handed_out));
+    }
+
+    /// Returns what the processes have, the greediest first. They come in the order of what they have at most, and those at the end
+    /// are left out when the others have far too much already.
+    fn divide(&mut self, table: &Table, living: &[&(u32, Status)]) -> Vec<(u64, u32)> {
+        let twins = self.twins(table, living);
+        let mut shares: Vec<(u64, u32)> = Vec::new();
+        let (mut total, mut greatest) = (0_u64, 0);
+        for (pid, status) in living.iter().copied().filter(|(pid, _)| !twins.contains(pid)) {
+            if total > self.limit.saturating_mul(2) && greatest >= status.most() {
+                break;
+            }
+            let Some(process) = Process::open(table, *pid) else { continue };
+            let share = match process.share(&mut self.buffer) {
+                Some(share) => share.saturating_add(status.tables),
+                None if process.is_reaped() => continue,
+                None => status.most(),
+            };
+            total = total.saturating_add(share);
+            greatest = greatest.max(share);
+            shares.push((share, *pid));
+        }
+        shares.sort_unstable_by_key(|share| std::cmp::Reverse(*share));
+        shares
+    }
+
+    /// Returns children that still have their parent's own memory, which the kernel does not divide among them: those that were
+    /// started by `vfork`, until they execute a program. One for each parent, which waits meanwhile.
+    fn twins(&mut self, table: &Table, living: &[&(u32, Status)]) -> Vec<u32> {
+        let by_pid: HashMap<u32, &Status> = living.iter().map(|(pid, status)| (*pid, status)).collect();
+        let mut found = HashMap::new();
+        for (pid, status) in living {
+            let Some(parent) = by_pid.get(&status.parent) else { continue };
+            let is_alike = status.addresses == parent.addresses && status.most().abs_diff(parent.most()) <= NEARLY;
+            if is_alike
+                && !found.contains_key(&status.parent)
+                && Process::open(table, status.parent).is_some_and(|it| it.has_waiting_thread(&mut self.buffer))
+            {
+                found.insert(status.parent, *pid);
+            }
+        }
+        found.into_values().collect()
+    }
+
+    fn kill(&mut self, now: Instant, pid: u32, table: &Table, log: &Log) {
+        self.seen = None;
+        // What is read through the folder is told of the process that is killed through it, whoever had the number before.
+        let Some(process) = Process::open(table, pid) else { return };
+        let Some(status) = process.status(&mut self.buffer).filter(Status::runs) else { return };
+        log.note(Exceeded::Memory { limit_bytes: self.limit, name: status.name, pid });
+        if let Err(error) = process.kill() {
+            tracing::warn!(pid, %error, "process that has too much memory was not killed");
+        }
+        self.dying.push((pid, process, now));
+    }
+}
+
+/// Returns how long what has so many bytes now can grow before it has one and a half times the limit, but for the time that a look
+/// takes.
+fn wait(limit: u64, has: u64) -> Duration {
+    let room = limit.saturating_add(limit / 2).saturating_sub(has);
+    let nanos = u128::from(room) * 1_000_000_000 / u128::from(SPEED);
+    let wait = Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX));
+    wait.saturating_sub(LOOK).clamp(SOON, LONGEST)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// A limit below which no look could come in time.
+    const LEAST: u64 = 64 << 20;
+
+    proptest! {
+        #[test]
+        fn nothing_grows_to_one_and_a_half_times_its_limit_unseen(limit in LEAST..1 << 45, has: u64) {
+            let has = has % limit;
+            let wait = wait(limit, has);
+            prop_assert!(wait <= LONGEST);
+            let grown = u128::from(SPEED) * (wait + LOOK).as_nanos() / 1_000_000_000;
+            prop_assert!(u128::from(has) + grown <= u128::from(limit) * 3 / 2, "{has} grows by {grown} in {wait:?}");
+        }
+    }
+
+    #[test]
+    fn nothing_needs_to_be_seen_until_the_machine_has_handed_out_the_rest() {
+        let mut memory = Memory::new(1000);
+        let news = |handed_out| News { handed_out, ..News::default() };
+        assert!(memory.wants_look(&news(Some(5))), "nothing is known yet");
+        memory.is_fine(600, &news(Some(5)));
+        assert!(!memory.wants_look(&news(Some(404))));
+        assert!(memory.wants_look(&news(Some(405))));
+        assert!(memory.wants_look(&news(None)), "nothing is told");
+    }
+}
