@@ -271,7 +271,7 @@ mod tests {
         Limits::default().check().unwrap();
         let (cpus, memory_bytes) = (Some(cpus::allowed().len() as f64), Some(memory_total()));
         let wall = Some(Duration::MAX);
-        Limits { cpus, memory_bytes, pids: Some(1), open_files: Some(16), file_bytes: Some(1), wall }.check().unwrap();
+        Limits { cpus, memory_bytes, pids: Some(1), open_files: Some(64), file_bytes: Some(1), wall }.check().unwrap();
     }
 
     #[test]

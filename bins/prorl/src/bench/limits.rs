@@ -12,7 +12,7 @@ use std::{num::NonZeroUsize, process::ExitCode, time::Duration};
 
 use serde::Serialize;
 
-use self::{goals::Goals, live::Ground};
+use self::{goals::Goals, hogs::Hog, live::Ground};
 use super::{machine::Machine, report::tell};
 use crate::{output, stop::Signals};
 
@@ -46,6 +46,9 @@ pub(crate) struct Args {
     /// Rounds of neighbours; figures are the middle ones of all rounds.
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
     rounds: u32,
+    /// Neighbour to let loose; may be given again [default: each].
+    #[arg(long, value_name = "NAME")]
+    hog: Vec<Hog>,
     /// Print one JSON object instead of a table.
     #[arg(long)]
     json: bool,

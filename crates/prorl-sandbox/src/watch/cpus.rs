@@ -1,6 +1,8 @@
 //! How many of a sandbox's threads want to run, beside how many processors there are for them.
 //!
-//! More than that for more than a moment, and they are made to give way to everybody else until it is over.
+//! More than that for more than a moment, and they are made to give way to everybody else until it is over. Whoever works without a
+//! rest, with no more threads than allowed, gives way too, to those that need a moment now and then; that changes nothing on a
+//! machine where nobody else wants to run, and is not told.
 
 use std::{collections::HashMap, num::NonZeroUsize, thread::available_parallelism, time::Duration};
 
@@ -16,6 +18,15 @@ use crate::Exceeded;
 
 /// How often threads are counted. A little less than how often a sandbox is looked at.
 const EVERY: Duration = Duration::from_millis(90);
+
+/// How often it is looked for who works without a rest.
+const SELDOM: Duration = Duration::from_millis(290);
+
+/// What part of its processors' time somebody uses who works without a rest.
+const NO_REST: f64 = 0.5;
+
+/// A tick of the clock that the kernel counts the time of processes by. It tells all programs this one, whatever its own is.
+const TICK: Duration = Duration::from_millis(10);
 
 /// How long there may be too many.
 const MOMENT: Duration = Duration::from_millis(200);
@@ -39,8 +50,21 @@ struct Seen {
     time: Option<u64>,
     /// The time of all its threads, in ticks.
     ticks: u64,
+    /// The same with that of the children that it has waited for.
+    ticks_of_all: u64,
     threads: u32,
     wants_to_run: bool,
+}
+
+/// What was found.
+#[derive(Debug, Default)]
+struct Count {
+    /// How many threads run or want to, if there are more than processors for them.
+    n_running: u32,
+    /// The processes that do.
+    hungry: Vec<Hungry>,
+    /// What part of its processors' time was used since the last count.
+    used: f64,
 }
 
 #[derive(Debug)]
@@ -49,10 +73,15 @@ pub(super) struct Cpus {
     n_processors: u32,
     /// What each process was like when it was last looked at.
     seen: HashMap<u32, Seen>,
+    /// When that was.
+    counted: Option<Instant>,
     /// How many threads there were then, and which number was given out last by then.
     n_threads: Option<u32>,
     last_number: Option<u32>,
     next: Option<Instant>,
+    next_seldom: Option<Instant>,
+    /// Since when it works without a rest.
+    restless: Option<Instant>,
     /// Since when, and until when so far, too many want to run.
     since: Option<Instant>,
     last: Option<Instant>,
@@ -76,9 +105,12 @@ impl Cpus {
             limit,
             n_processors: n_processors.max(1),
             seen: HashMap::new(),
+            counted: None,
             n_threads: None,
             last_number: None,
             next: None,
+            next_seldom: None,
+            restless: None,
             since: None,
             last: None,
             spell: Spell::default(),
@@ -94,12 +126,18 @@ impl Cpus {
         }
         let is_slowed = self.scheduling.is_slowed();
         let is_possible = self.is_possible(news);
-        if !is_possible && !is_slowed {
+        // The thread that looks runs too.
+        let runs = news.running.is_none_or(|running| running > 1);
+        let is_time = self.restless.is_some() || self.next_seldom.is_none_or(|next| now >= next);
+        if !(is_possible || is_slowed || runs && is_time) {
             self.since = None;
             return;
         }
-        let (n_running, hungry) = if is_possible { self.count(table) } else { (0, Vec::new()) };
+        let Count { n_running, hungry, used } = if runs { self.count(now, table) } else { Count::default() };
+        self.next_seldom = Some(now + SELDOM);
         self.last_number = news.last_number;
+        let restless = if used >= NO_REST { Some(*self.restless.get_or_insert(now)) } else { None };
+        self.restless = restless;
         if n_running > self.n_processors {
             self.last = Some(now);
             let since = *self.since.get_or_insert(now);
@@ -111,6 +149,9 @@ impl Cpus {
                 let excess = if is_gross { Excess::Gross } else { Excess::Some };
                 self.scheduling.slow(excess, table, &hungry, &mut self.buffer);
             }
+        } else if restless.is_some_and(|since| now.saturating_duration_since(since) >= MOMENT) {
+            self.last = Some(now);
+            self.scheduling.slow(Excess::NoRest, table, &hungry, &mut self.buffer);
         } else if !is_slowed {
             self.since = None;
         } else if self.last.is_none_or(|last| now.saturating_duration_since(last) >= OVER) {
@@ -133,8 +174,12 @@ impl Cpus {
     }
 
     /// Counts the threads that run or want to, and names their processes.
-    fn count(&mut self, table: &Table) -> (u32, Vec<Hungry>) {
+    fn count(&mut self, now: Instant, table: &Table) -> Count {
         let before = std::mem::take(&mut self.seen);
+        let since = self.counted.replace(now);
+        // Of those that have ended since, whoever waited for them has the time.
+        let sum =
+            |seen: &HashMap<u32, Seen>| seen.values().fold(0_u64, |sum, seen| sum.saturating_add(seen.ticks_of_all));
         let mut running = Vec::new();
         for pid in table.pids() {
             let time = table.first_thread_time(pid, &mut self.buffer);
@@ -147,7 +192,8 @@ impl Cpus {
             }
             let Some(stat) = table.stat(pid, &mut self.buffer) else { continue };
             let (ticks, threads, wants_to_run) = (stat.ticks, stat.threads, stat.wants_to_run());
-            self.seen.insert(pid, Seen { time, ticks, threads, wants_to_run });
+            let ticks_of_all = ticks.saturating_add(stat.ticks_of_children);
+            self.seen.insert(pid, Seen { time, ticks, ticks_of_all, threads, wants_to_run });
             // The time of several threads is counted in ticks; the first of them may sleep.
             let has_run = last.is_none_or(|last| last.ticks != stat.ticks || last.time != time);
             if wants_to_run || (stat.threads > 1 && has_run) {
@@ -156,18 +202,21 @@ impl Cpus {
         }
         let n_threads = self.seen.values().fold(0_u32, |sum, seen| sum.saturating_add(seen.threads));
         self.n_threads = Some(n_threads);
+        // Of the first time there is nothing to compare with.
+        let elapsed = since.map_or(Duration::MAX, |since| now.saturating_duration_since(since));
+        let n_ticks = sum(&self.seen).saturating_sub(sum(&before));
+        let used = TICK.as_secs_f64() * n_ticks as f64 / (elapsed.as_secs_f64() * f64::from(self.n_processors));
         let (mut n_running, mut hungry) = (0_u32, Vec::new());
-        if n_threads <= self.n_processors {
-            return (0, hungry);
-        }
         for (pid, stat) in running {
-            let n_own = if stat.threads > 1 { self.count_threads(table, pid) } else { 1 };
+            let are_enough = n_threads > self.n_processors && stat.threads > 1;
+            let n_own = if are_enough { self.count_threads(table, pid) } else { 1 };
             if n_own > 0 {
                 n_running = n_running.saturating_add(n_own);
                 hungry.push(Hungry { pid, session: stat.session });
             }
         }
-        (n_running, hungry)
+        let n_running = if n_threads > self.n_processors { n_running } else { 0 };
+        Count { n_running, hungry, used }
     }
 
     fn count_threads(&mut self, table: &Table, pid: u32) -> u32 {

@@ -24,6 +24,9 @@ const SPEED: u64 = 10_000_000_000;
 /// What a look may take by itself.
 const LOOK: Duration = Duration::from_millis(1);
 
+/// What part of the limit the machine may have handed out since a look, before the next one.
+const VAGUE: u64 = 4;
+
 /// How soon to look again at what is being killed.
 const SOON: Duration = Duration::from_millis(1);
 
@@ -61,7 +64,12 @@ impl Memory {
 
     /// Tells whether the processes need to be looked at.
     pub(super) fn wants_look(&self, news: &News) -> bool {
-        self.is_suspect || !self.dying.is_empty() || self.bound(news).is_none_or(|bound| bound >= self.limit)
+        // Looked at before it has to be, it need not be looked at often.
+        let is_vague = |bound: u64| {
+            let had = self.seen.map_or(0, |(had, _)| had);
+            bound >= self.limit || bound.saturating_sub(had) >= self.limit / VAGUE
+        };
+        self.is_suspect || !self.dying.is_empty() || self.bound(news).is_none_or(is_vague)
     }
 
     /// Returns how long the next look can wait.
@@ -218,8 +226,11 @@ mod tests {
         let news = |handed_out| News { handed_out, ..News::default() };
         assert!(memory.wants_look(&news(Some(5))), "nothing is known yet");
         memory.is_fine(600, &news(Some(5)));
-        assert!(!memory.wants_look(&news(Some(404))));
-        assert!(memory.wants_look(&news(Some(405))));
+        assert!(!memory.wants_look(&news(Some(254))));
+        assert!(memory.wants_look(&news(Some(255))), "a quarter of the limit may have come");
+        memory.is_fine(900, &news(Some(5)));
+        assert!(!memory.wants_look(&news(Some(104))));
+        assert!(memory.wants_look(&news(Some(105))), "the rest may have come");
         assert!(memory.wants_look(&news(None)), "nothing is told");
     }
 }

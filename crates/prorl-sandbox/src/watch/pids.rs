@@ -1,9 +1,10 @@
 //! How many processes and threads a sandbox has.
 //!
 //! The kernel refuses more than the limit by itself, and nobody would know why a program failed; so it is told. With a range of
-//! user ids each has a count of its own in the kernel, and there those that are too many are killed.
+//! user ids each has a count of its own in the kernel, and there those that are too many are killed. So is a bomb: a sandbox that is
+//! full of processes which all want to run.
 
-use std::time::Duration;
+use std::{collections::HashSet, time::Duration};
 
 use tokio::time::Instant;
 
@@ -18,9 +19,18 @@ use crate::Exceeded;
 /// How long there must have been fewer for the next time to be told.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// How often in a row those are killed that are too many. Each time reaches what those have started that the time before did
+/// How long a sandbox may be full of processes that all want to run.
+const MOMENT: Duration = Duration::from_millis(150);
+
+/// How soon after such processes were killed others are those of the same bomb.
+const AGAIN: Duration = Duration::from_secs(5);
+
+/// The fewest that are a crowd.
+const LEAST_CROWD: usize = 16;
+
+/// How often in a row those are stopped that are too many. Each time reaches what those have started that the time before did
 /// not; what is left then is found by the next look.
-const PASSES: usize = 3;
+const PASSES: usize = 8;
 
 /// The part of the limit from which on there are many.
 const MANY: usize = 4;
@@ -32,13 +42,17 @@ pub(super) struct Pids {
     has_range: bool,
     /// How many there were, and which number was given out last by then.
     seen: Option<(u32, u32)>,
+    /// Since when half of them want to run and no more can be started.
+    crowded: Option<Instant>,
+    /// When such processes were killed.
+    bombed: Option<Instant>,
     spell: Spell,
     buffer: Vec<u8>,
 }
 
 impl Pids {
     pub(super) fn new(limit: u32, has_range: bool) -> Self {
-        Self { limit, has_range, seen: None, spell: Spell::default(), buffer: Vec::new() }
+        Self { limit, has_range, seen: None, crowded: None, bombed: None, spell: Spell::default(), buffer: Vec::new() }
     }
 
     /// Tells whether the processes need to be looked at: whether the numbers that were given out since are enough for there to be
@@ -67,11 +81,40 @@ impl Pids {
             // What tasks are held to has the guest's threads on top, as many as there were when they were started.
             counted >= self.limit && self.newest(table, all).is_none_or(|most| counted >= most)
         };
+        let is_bomb = is_reached && self.is_bomb(now, table, all);
+        if !is_reached {
+            self.crowded = None;
+        }
         let tells = self.spell.tells(is_reached, now, PAUSE);
-        let killed = if is_reached && self.has_range { self.kill(table, all) } else { 0 };
-        if tells {
+        let killed = if is_bomb {
+            let last = self.bombed.replace(now);
+            self.kill(last.is_some_and(|last| now.saturating_duration_since(last) < AGAIN), table, all)
+        } else if is_reached && self.has_range {
+            self.kill(false, table, all)
+        } else {
+            0
+        };
+        if tells || is_bomb {
             log.note(Exceeded::Pids { limit: self.limit, killed });
         }
+    }
+
+    /// Tells whether half of all that there can be want to run, and have for more than a moment: they start others as fast as they
+    /// can, and each that is refused costs the machine almost as much as one that is not.
+    fn is_bomb(&mut self, now: Instant, table: &Table, all: &[(u32, Status)]) -> bool {
+        let wants_to_run = |pid| table.stat(pid, &mut self.buffer).is_some_and(|stat| stat.wants_to_run());
+        let n_running = all.iter().map(|(pid, _)| *pid).map(wants_to_run).filter(|wants| *wants).count();
+        let is_crowd = n_running >= LEAST_CROWD && n_running.saturating_mul(2) >= all.len();
+        if !is_crowd {
+            self.crowded = None;
+            return false;
+        }
+        let since = *self.crowded.get_or_insert(now);
+        if now.saturating_duration_since(since) < MOMENT {
+            return false;
+        }
+        self.crowded = None;
+        true
     }
 
     /// Returns at how many processes the kernel refuses those that start others, as the newest of them shows.
@@ -81,17 +124,22 @@ impl Pids {
     }
 
     /// Kills everything but what the guest itself has started: what keeps starting others cannot be told from what it starts.
-    fn kill(&mut self, table: &Table, all: &[(u32, Status)]) -> u32 {
+    /// With `again` a shell that wants to run goes too, since it has not stopped when it was left alone.
+    fn kill(&mut self, again: bool, table: &Table, all: &[(u32, Status)]) -> u32 {
         self.seen = None;
-        let shells = shells(table, all.iter().map(|(pid, _)| *pid), GUEST, &mut self.buffer);
-        let mut n_killed = 0_u32;
+        let mut shells = shells(table, all.iter().map(|(pid, _)| *pid), GUEST, &mut self.buffer);
+        if again {
+            shells.retain(|pid| table.stat(*pid, &mut self.buffer).is_none_or(|stat| !stat.wants_to_run()));
+        }
+        let mut stopped = HashSet::new();
+        let is_one = |pid: u32| !shells.contains(&pid);
+        // Dead ones would make room for others.
         for _ in 0..PASSES {
-            match table.kill_all(|pid| !shells.contains(&pid)) {
-                0 => break,
-                n_more => n_killed = n_killed.saturating_add(n_more),
+            if table.stop_all(&mut stopped, is_one) == 0 {
+                break;
             }
         }
-        n_killed
+        table.kill_all(is_one)
     }
 }
 

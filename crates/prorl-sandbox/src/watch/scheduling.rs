@@ -30,6 +30,8 @@ const MOST: usize = 8192;
 /// How far a sandbox has to give way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Excess {
+    /// No thread too many, and none that rests.
+    NoRest,
     /// A few threads too many, as compiling with one process more than there are processors is: a session has a tenth of the usual
     /// weight, and gets on beside busy ones.
     Some,
@@ -40,7 +42,7 @@ pub(super) enum Excess {
 impl Excess {
     fn nice(self) -> u8 {
         match self {
-            Self::Some => 10,
+            Self::NoRest | Self::Some => 10,
             Self::Gross => 19,
         }
     }
@@ -82,6 +84,9 @@ impl Scheduling {
             {
                 self.sessions.insert(*session, excess);
             }
+        }
+        if excess == Excess::NoRest {
+            return;
         }
         self.is_idle = true;
         let can_undo = can_undo();

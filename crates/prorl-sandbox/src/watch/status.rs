@@ -74,6 +74,8 @@ pub(super) struct Stat {
     pub(super) session: u32,
     /// Clock ticks that it has had a processor.
     pub(super) ticks: u64,
+    /// Those that its children had which it has waited for, and theirs.
+    pub(super) ticks_of_children: u64,
     pub(super) threads: u32,
 }
 
@@ -93,6 +95,7 @@ impl Stat {
             parent: small(0)?,
             session: small(2)?,
             ticks: large(10)?.saturating_add(large(11)?),
+            ticks_of_children: large(12)?.saturating_add(large(13)?),
             threads: small(16)?,
         })
     }
@@ -197,7 +200,10 @@ mod tests {
     #[test]
     fn a_name_of_brackets_and_blanks_hides_nothing() {
         let line = b"42 (a) R (\xff 1 2 3) S 7 8 9 0 -1 4194560 1 2 3 4 50 6 7 8 20 0 13 0 4711 1 2\n";
-        assert_eq!(Stat::parse(line), Some(Stat { state: b'S', parent: 7, session: 9, ticks: 56, threads: 13 }));
+        assert_eq!(
+            Stat::parse(line),
+            Some(Stat { state: b'S', parent: 7, session: 9, ticks: 56, ticks_of_children: 15, threads: 13 })
+        );
         assert_eq!(Stat::parse(b"42 (a) S 7 8 9"), None);
     }
 

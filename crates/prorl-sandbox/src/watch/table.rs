@@ -2,6 +2,7 @@
 //! what has ended between two looks.
 
 use std::{
+    collections::HashSet,
     ffi::CStr,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
 };
@@ -80,6 +81,20 @@ impl Table {
         let (ran, waited): (u64, u64) = (times.next()?.ok()?, times.next()?.ok()?);
         // A kernel that does not count tells 0.
         Some(ran.saturating_add(waited)).filter(|time| *time > 0)
+    }
+
+    /// Stops all processes that are chosen and were not stopped before, and returns how many there were. What is stopped starts no others.
+    pub(super) fn stop_all(&self, stopped: &mut HashSet<u32>, which: impl Fn(u32) -> bool) -> usize {
+        let before = stopped.len();
+        for pid in self.pids().into_iter().filter(|pid| which(*pid)) {
+            if !stopped.contains(&pid)
+                && let Some(process) = Process::open(self, pid)
+                && pidfd_send_signal(&process.folder, Signal::STOP).is_ok()
+            {
+                stopped.insert(pid);
+            }
+        }
+        stopped.len() - before
     }
 
     /// Kills every process but the guest that `which` names, and returns how many there were.

@@ -282,7 +282,7 @@ impl Session {
             self.capture.push(note.as_bytes());
         }
         // In a sandbox that is full the shell could start nothing, and so could not even be told to end what fills it.
-        if self.shared.terms.limits.is_full()
+        if self.shared.room.is_full()
             && let Some(n_killed) = self.shell.as_ref().map(Shell::kill_left).filter(|n_killed| *n_killed > 0)
         {
             let note = format!(

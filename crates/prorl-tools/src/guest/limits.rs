@@ -1,6 +1,10 @@
 //! Limits that the kernel holds the programs of tasks to, and not the guest.
 
-use std::os::unix::fs::MetadataExt as _;
+use std::{
+    fs::File,
+    os::unix::fs::{FileExt as _, MetadataExt as _},
+    sync::{Mutex, PoisonError},
+};
 
 use super::procs;
 
@@ -42,15 +46,49 @@ impl TaskLimits {
         ]
     }
 
-    /// Tells whether hardly another process can be started. A bomb goes up and down a little.
-    pub(super) fn is_full(&self) -> bool {
-        // All but the guest.
-        self.processes.is_some_and(|most| procs::count().saturating_sub(1) as u64 >= most - most / 4)
-    }
-
     /// Tells whether so many processes are a large part of those that there can be.
     pub(super) fn is_crowd(&self, n_processes: usize) -> bool {
         self.processes.is_some_and(|most| n_processes as u64 > most / 16)
+    }
+}
+
+/// Knows whether hardly another process can be started, mostly without counting them.
+#[derive(Debug)]
+pub(super) struct Room {
+    /// At how many processes that is so. A bomb goes up and down a little.
+    full: Option<u64>,
+    /// `/proc/loadavg`, whose last word is the number that was given to a process or thread last, in this pid namespace.
+    load: Option<File>,
+    /// How many processes there were when they were counted, and that number then.
+    seen: Mutex<Option<(u64, u64)>>,
+}
+
+impl Room {
+    pub(super) fn new(limits: TaskLimits) -> Self {
+        let full = limits.processes.map(|most| most - most / 4);
+        Self { full, load: File::open("/proc/loadavg").ok(), seen: Mutex::default() }
+    }
+
+    /// Tells whether hardly another process can be started.
+    pub(super) fn is_full(&self) -> bool {
+        let Some(full) = self.full else { return false };
+        let last = self.last_number();
+        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        // Each that has come since has had a number. They begin anew at the end, now and then.
+        if let Some(((had, then), last)) = seen.zip(last)
+            && last.checked_sub(then).is_some_and(|given_out| had.saturating_add(given_out) < full)
+        {
+            return false;
+        }
+        let n_processes = procs::count().saturating_sub(1) as u64; // all but the guest
+        *seen = last.map(|last| (n_processes, last));
+        n_processes >= full
+    }
+
+    fn last_number(&self) -> Option<u64> {
+        let mut buffer = [0; 128];
+        let n_read = self.load.as_ref()?.read_at(&mut buffer, 0).ok()?;
+        std::str::from_utf8(buffer.get(..n_read)?).ok()?.split_whitespace().last()?.parse().ok()
     }
 }
 
@@ -80,6 +118,23 @@ mod tests {
         more.join().unwrap();
         // Tests run beside this one, in threads that come and go.
         assert!(before >= 2 && counted >= 3, "{before} {counted}");
+    }
+
+    #[test]
+    fn room_is_known_without_counting_until_many_may_have_come() {
+        let room = |full| Room::new(TaskLimits { processes: Some(full), ..TaskLimits::default() });
+        assert!(room(1).is_full(), "this process is not the only one");
+        assert!(!Room::new(TaskLimits::default()).is_full());
+        let large = room(1 << 40);
+        assert!(!large.is_full());
+        let (n_counted, then) = large.seen.lock().unwrap().unwrap();
+        assert!(n_counted > 0 && then > 0);
+        *large.seen.lock().unwrap() = Some((0, then)); // as a count would not leave it
+        assert!(!large.is_full());
+        assert_eq!(large.seen.lock().unwrap().unwrap(), (0, then));
+        *large.seen.lock().unwrap() = Some((1 << 40, then));
+        assert!(!large.is_full(), "they are counted again");
+        assert!(large.seen.lock().unwrap().unwrap().0 < 1 << 40);
     }
 
     #[test]

@@ -13,7 +13,7 @@ use prorl_core::frame::Decoder;
 
 use super::{
     attach, bash, exec, files,
-    limits::TaskLimits,
+    limits::{Room, TaskLimits},
     post::{Mail, Mailbox, Post},
     probe::Programs,
     procs, python,
@@ -27,6 +27,7 @@ pub(super) struct Shared {
     pub(super) post: Post,
     pub(super) reaper: Arc<Reaper>,
     pub(super) programs: Programs,
+    pub(super) room: Room,
     pub(super) terms: Terms,
 }
 
@@ -76,7 +77,8 @@ fn run(channel: OwnedFd, programs: Programs, terms: Terms) -> ExitCode {
     let prepared =
         channel.set_nonblocking(false).and_then(|()| Ok((channel.try_clone()?, Reaper::start(terms.limits)?)));
     let Ok((mut requests, reaper)) = prepared else { return ExitCode::FAILURE };
-    let shared = Arc::new(Shared { post: Post::new(channel), reaper, programs, terms });
+    let room = Room::new(terms.limits);
+    let shared = Arc::new(Shared { post: Post::new(channel), reaper, programs, room, terms });
     let mut desk = Desk { shared: Arc::clone(&shared), bash: HashMap::new(), python: HashMap::new() };
     let mut decoder = Decoder::default();
     let mut buffer = vec![0; 64 * 1024];

@@ -13,7 +13,8 @@ use super::{
 };
 
 /// One of them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+#[value(rename_all = "snake_case")]
 pub(super) enum Hog {
     /// Every process makes others, as fast as it can.
     ForkBomb,
@@ -34,8 +35,8 @@ const SPINNERS: u32 = 256;
 /// How long one is loose at most.
 const LIFE: Duration = Duration::from_hours(2);
 
-/// How long it takes until one that was ended is followed by another.
-const PAUSE: Duration = Duration::from_millis(10);
+/// How long it takes until one that was ended is followed by another: as long as a model thinks at the least.
+const PAUSE: Duration = Duration::from_millis(500);
 
 const FORK_BOMB: &str = "
 import os

@@ -105,6 +105,7 @@ pub(super) async fn measure(
     let period = Duration::from_secs(1) / args.rate;
     let loose: Vec<Hog> = Hog::ALL
         .into_iter()
+        .filter(|hog| args.hog.is_empty() || args.hog.contains(hog))
         .filter(|hog| {
             let held = holds.check(*hog);
             held.inspect_err(|why| output::note(format_args!("note: {} is null: {why}", hog.name()))).is_ok()
