@@ -105,6 +105,18 @@ mod host {
     }
 }
 
+/// Waits as `poll` does, and goes on when a signal that is another's interrupts it: where tests share a process, whoever starts
+/// programs in it has their ends told by signals.
+#[cfg(all(test, feature = "host"))]
+pub(crate) fn poll_patiently(fds: &mut [nix::poll::PollFd<'_>], millis: u16) -> i32 {
+    loop {
+        match nix::poll::poll(fds, millis) {
+            Err(nix::errno::Errno::EINTR) => {}
+            polled => return polled.expect("descriptors that can be waited for"),
+        }
+    }
+}
+
 #[cfg(feature = "init")]
 pub(crate) use guest::{
     Fork, Seal, close_all_but, filter_calls, fork, keep_to_itself, reset_signals, seal_mount, set_env, up_loopback,

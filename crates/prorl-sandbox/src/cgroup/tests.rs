@@ -14,7 +14,7 @@ use std::{
     time::Duration,
 };
 
-use nix::poll::{PollFd, PollFlags, poll};
+use nix::poll::{PollFd, PollFlags};
 use prorl_guest::Guest;
 
 use super::{
@@ -71,7 +71,7 @@ fn wait_empty(group: &Path) {
     let events = fs::File::open(group.join("cgroup.events")).unwrap();
     // Only what has been read can change.
     while is_populated(io::read_to_string(&events).unwrap()) {
-        let n_ready = poll(&mut [PollFd::new(events.as_fd(), PollFlags::POLLPRI)], 10_000_u16).unwrap();
+        let n_ready = crate::sys::poll_patiently(&mut [PollFd::new(events.as_fd(), PollFlags::POLLPRI)], 10_000);
         assert!(n_ready > 0, "{} is not empty: {:?}", group.display(), processes(group));
         io::Seek::rewind(&mut &events).unwrap();
     }

@@ -22,9 +22,6 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// How long a sandbox may be full of processes that all want to run.
 const MOMENT: Duration = Duration::from_millis(150);
 
-/// How soon after such processes were killed others are those of the same bomb.
-const AGAIN: Duration = Duration::from_secs(5);
-
 /// The fewest that are a crowd.
 const LEAST_CROWD: usize = 16;
 
@@ -44,15 +41,13 @@ pub(super) struct Pids {
     seen: Option<(u32, u32)>,
     /// Since when half of them want to run and no more can be started.
     crowded: Option<Instant>,
-    /// When such processes were killed.
-    bombed: Option<Instant>,
     spell: Spell,
     buffer: Vec<u8>,
 }
 
 impl Pids {
     pub(super) fn new(limit: u32, has_range: bool) -> Self {
-        Self { limit, has_range, seen: None, crowded: None, bombed: None, spell: Spell::default(), buffer: Vec::new() }
+        Self { limit, has_range, seen: None, crowded: None, spell: Spell::default(), buffer: Vec::new() }
     }
 
     /// Tells whether the processes need to be looked at: whether the numbers that were given out since are enough for there to be
@@ -86,14 +81,7 @@ impl Pids {
             self.crowded = None;
         }
         let tells = self.spell.tells(is_reached, now, PAUSE);
-        let killed = if is_bomb {
-            let last = self.bombed.replace(now);
-            self.kill(last.is_some_and(|last| now.saturating_duration_since(last) < AGAIN), table, all)
-        } else if is_reached && self.has_range {
-            self.kill(false, table, all)
-        } else {
-            0
-        };
+        let killed = if is_bomb || (is_reached && self.has_range) { self.kill(is_bomb, table, all) } else { 0 };
         if tells || is_bomb {
             log.note(Exceeded::Pids { limit: self.limit, killed });
         }
@@ -124,11 +112,11 @@ impl Pids {
     }
 
     /// Kills everything but what the guest itself has started: what keeps starting others cannot be told from what it starts.
-    /// With `again` a shell that wants to run goes too, since it has not stopped when it was left alone.
-    fn kill(&mut self, again: bool, table: &Table, all: &[(u32, Status)]) -> u32 {
+    /// In a bomb a shell that wants to run is part of it: one that has only started it waits.
+    fn kill(&mut self, is_bomb: bool, table: &Table, all: &[(u32, Status)]) -> u32 {
         self.seen = None;
         let mut shells = shells(table, all.iter().map(|(pid, _)| *pid), GUEST, &mut self.buffer);
-        if again {
+        if is_bomb {
             shells.retain(|pid| table.stat(*pid, &mut self.buffer).is_none_or(|stat| !stat.wants_to_run()));
         }
         let mut stopped = HashSet::new();

@@ -14,10 +14,13 @@ use std::{
     thread::{self, JoinHandle},
 };
 
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::poll::{PollFd, PollFlags};
 
 use super::support::{Tar, World, chain, gzip, layout, skip, store_with_guest};
-use crate::images::{Cancel, ImageError, Progress, Quiet, Source, Unpacker};
+use crate::{
+    images::{Cancel, ImageError, Progress, Quiet, Source, Unpacker},
+    sys::poll_patiently,
+};
 
 /// A registry that has the blobs of one layout, whatever name they are asked for by.
 struct Registry {
@@ -232,7 +235,7 @@ async fn drop_fetch(mut world: World) {
     assert!(matches!(again, ImageError::Program { .. }), "{again}");
     for end in ends {
         let mut fds = [PollFd::new(end.as_fd(), PollFlags::POLLIN)];
-        assert_eq!(poll(&mut fds, PollTimeout::from(5000_u16)).unwrap(), 1);
+        assert_eq!(poll_patiently(&mut fds, 5000), 1);
     }
     world.assert_untouched("cancelled");
 }
@@ -265,6 +268,6 @@ fn a_process_that_is_killed_while_it_fetches_leaves_no_process() {
     fetching.wait().unwrap();
     // It ends when nobody is left who holds it.
     let mut fds = [PollFd::new(held.as_fd(), PollFlags::POLLIN)];
-    assert_eq!(poll(&mut fds, PollTimeout::from(20_000_u16)).unwrap(), 1);
+    assert_eq!(poll_patiently(&mut fds, 20_000), 1);
     assert_eq!(held.read(&mut [0]).unwrap(), 0);
 }

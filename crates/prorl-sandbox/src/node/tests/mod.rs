@@ -17,7 +17,7 @@ use std::{
 
 use nix::{
     fcntl::FlockArg,
-    poll::{PollFd, PollFlags, poll},
+    poll::{PollFd, PollFlags},
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
@@ -53,7 +53,7 @@ fn keeper(node: &Node) -> Handle {
 
 /// Blocks until the process has ended; tells whether it did within some seconds.
 fn ends(handle: &Handle) -> bool {
-    poll(&mut [PollFd::new(handle.as_fd(), PollFlags::POLLIN)], 15_000_u16).unwrap() == 1
+    crate::sys::poll_patiently(&mut [PollFd::new(handle.as_fd(), PollFlags::POLLIN)], 15_000) == 1
 }
 
 fn is_empty(dir: &TempDir) -> bool {
@@ -284,7 +284,7 @@ fn what_a_killed_keeper_was_to_end_is_ended_without_it() {
     drop(after);
     assert!(ends(&asked_after.handle()), "the server goes on, and sees to it");
     let gone = (0..500).any(|_| {
-        poll(&mut [], 10_u8).unwrap();
+        crate::sys::poll_patiently(&mut [], 10);
         !record.exists()
     });
     assert!(gone);

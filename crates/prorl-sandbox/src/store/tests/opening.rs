@@ -112,6 +112,7 @@ fn a_full_disk_is_named_and_nothing_is_left_of_the_image() {
     });
     let Err(EnsureError::Make(error)) = full else { panic!("{full:?}") };
     assert_eq!(error.kind(), io::ErrorKind::StorageFull);
+    assert_tidy(&store); // what is removed later would make room
     // Full by the time that the image is to be published.
     let full = store.ensure(&key(1), &|| false, &|_| {}, |root| {
         let _ = fs::write(dir.join("ballast"), vec![1; 2 << 20]);
