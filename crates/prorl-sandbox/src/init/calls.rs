@@ -124,41 +124,65 @@ const ROUTE: u32 = libc::NETLINK_ROUTE.unsigned_abs();
 const STREAM: u32 = libc::SOCK_STREAM.unsigned_abs();
 const DATAGRAM: u32 = libc::SOCK_DGRAM.unsigned_abs();
 
+const TCP: u32 = libc::IPPROTO_TCP.unsigned_abs();
+const UDP: u32 = libc::IPPROTO_UDP.unsigned_abs();
+const ECHO4: u32 = libc::IPPROTO_ICMP.unsigned_abs();
+const ECHO6: u32 = libc::IPPROTO_ICMPV6.unsigned_abs();
+
 /// The part of a socket's kind that is no flag.
 const KIND: u32 = 0xf;
 
 const NOT_ALLOWED: Verdict = Verdict::Refused(Errno::EPERM);
 
-const fn socket(call: libc::c_long, tests: &'static [Test], verdict: Verdict) -> Rule {
-    Rule { call, tests, verdict }
+/// What the two families of the internet are for: TCP, UDP and echoes, by their numbers or by 0, which means the usual one of a kind.
+/// All other protocols are rarely used code of the kernel, which it may even load when it is asked for one.
+const PROTOCOLS: [(u32, u32, u32); 10] = [
+    (INET, STREAM, 0),
+    (INET, STREAM, TCP),
+    (INET, DATAGRAM, 0),
+    (INET, DATAGRAM, UDP),
+    (INET, DATAGRAM, ECHO4),
+    (INET6, STREAM, 0),
+    (INET6, STREAM, TCP),
+    (INET6, DATAGRAM, 0),
+    (INET6, DATAGRAM, UDP),
+    (INET6, DATAGRAM, ECHO6),
+];
+
+const fn tests_of_protocols() -> [[Test; 3]; 10] {
+    let mut tests = [[Test::is(0, 0); 3]; 10];
+    let mut idx = 0;
+    while idx < PROTOCOLS.len() {
+        let (family, kind, protocol) = PROTOCOLS[idx];
+        tests[idx] = [Test::is(0, family), Test::masked(1, KIND, kind), Test::is(2, protocol)];
+        idx += 1;
+    }
+    tests
 }
+
+static TESTS_OF_PROTOCOLS: [[Test; 3]; 10] = tests_of_protocols();
 
 /// Streams and datagrams of the internet (its raw packets are not for tasks, nor is the kind that means any packet of the link),
 /// sockets on this machine, and questions about routes, by which libraries learn what addresses there are.
-const fn sockets(call: libc::c_long) -> [Rule; 9] {
-    const STREAM4: &[Test] = &[Test::is(0, INET), Test::masked(1, KIND, STREAM)];
-    const DATAGRAM4: &[Test] = &[Test::is(0, INET), Test::masked(1, KIND, DATAGRAM)];
-    const STREAM6: &[Test] = &[Test::is(0, INET6), Test::masked(1, KIND, STREAM)];
-    const DATAGRAM6: &[Test] = &[Test::is(0, INET6), Test::masked(1, KIND, DATAGRAM)];
+pub(super) fn sockets() -> Vec<Rule> {
     const UNIXES: &[Test] = &[Test::is(0, UNIX)];
+    const ROUTES: &[Test] = &[Test::is(0, NETLINK), Test::is(2, ROUTE)];
     const INETS: &[Test] = &[Test::is(0, INET)];
     const INETS6: &[Test] = &[Test::is(0, INET6)];
-    const ROUTES: &[Test] = &[Test::is(0, NETLINK), Test::is(2, ROUTE)];
-    [
-        socket(call, UNIXES, Verdict::Made),
-        socket(call, STREAM4, Verdict::Made),
-        socket(call, DATAGRAM4, Verdict::Made),
-        socket(call, STREAM6, Verdict::Made),
-        socket(call, DATAGRAM6, Verdict::Made),
-        socket(call, ROUTES, Verdict::Made),
-        socket(call, INETS, NOT_ALLOWED),
-        socket(call, INETS6, NOT_ALLOWED),
-        socket(call, &[], Verdict::Refused(Errno::EAFNOSUPPORT)),
-    ]
+    let mut rules = Vec::new();
+    for call in [libc::SYS_socket, libc::SYS_socketpair] {
+        let rule = |tests, verdict| Rule { call, tests, verdict };
+        rules.push(rule(UNIXES, Verdict::Made));
+        rules.extend(TESTS_OF_PROTOCOLS.iter().map(|tests| rule(tests, Verdict::Made)));
+        rules.extend([
+            rule(ROUTES, Verdict::Made),
+            rule(INETS, NOT_ALLOWED),
+            rule(INETS6, NOT_ALLOWED),
+            rule(&[], Verdict::Refused(Errno::EAFNOSUPPORT)),
+        ]);
+    }
+    rules
 }
-
-const SOCKET: [Rule; 9] = sockets(libc::SYS_socket);
-const SOCKETPAIR: [Rule; 9] = sockets(libc::SYS_socketpair);
 
 /// Calls of which the arguments decide.
 pub(super) const BY_ARGUMENT: &[&[Rule]] = &[
@@ -170,9 +194,32 @@ pub(super) const BY_ARGUMENT: &[&[Rule]] = &[
         Rule { call: libc::SYS_clone, tests: &[Test::any_of(0, NAMESPACES)], verdict: NOT_ALLOWED },
         Rule { call: libc::SYS_unshare, tests: &[Test::any_of(0, NAMESPACES | CLOCKS)], verdict: NOT_ALLOWED },
     ],
-    &SOCKET,
-    &SOCKETPAIR,
+    OF_OTHERS,
 ];
+
+/// What changes another process, and so could cripple the guest, whose user is the tasks' own: limits, which a process otherwise
+/// changes for itself, by the number 0; priorities; and for process 1 alone, because libraries name their own threads, the choice of
+/// processors.
+const OF_OTHERS: &[Rule] = &[
+    Rule { call: libc::SYS_prlimit64, tests: &[Test::is(0, 0)], verdict: Verdict::Made },
+    Rule { call: libc::SYS_prlimit64, tests: &[], verdict: NOT_ALLOWED },
+    Rule { call: libc::SYS_setpriority, tests: &[Test::is(1, 0)], verdict: Verdict::Made },
+    Rule { call: libc::SYS_setpriority, tests: &[], verdict: NOT_ALLOWED },
+    Rule { call: libc::SYS_ioprio_set, tests: &[Test::is(1, 0)], verdict: Verdict::Made },
+    Rule { call: libc::SYS_ioprio_set, tests: &[], verdict: NOT_ALLOWED },
+    Rule { call: libc::SYS_sched_setattr, tests: &[Test::is(0, 0)], verdict: Verdict::Made },
+    Rule { call: libc::SYS_sched_setattr, tests: &[], verdict: NOT_ALLOWED },
+    Rule { call: libc::SYS_sched_setaffinity, tests: &[Test::is(0, GUEST)], verdict: NOT_ALLOWED },
+    Rule { call: libc::SYS_sched_setparam, tests: &[Test::is(0, GUEST)], verdict: NOT_ALLOWED },
+    Rule { call: libc::SYS_sched_setscheduler, tests: &[Test::is(0, 0)], verdict: Verdict::Made },
+    Rule { call: libc::SYS_sched_setscheduler, tests: &[Test::is(0, GUEST)], verdict: NOT_ALLOWED },
+    Rule { call: libc::SYS_sched_setscheduler, tests: &[Test::is(1, IDLE)], verdict: NOT_ALLOWED },
+];
+
+/// Process 1.
+const GUEST: u32 = 1;
+
+const IDLE: u32 = libc::SCHED_IDLE.unsigned_abs();
 
 /// The largest shared memory of System V, and the most semaphores in a set, where the kernel could not be told what all of them
 /// may take: it allows 4096 and 32000 of them. Databases ask for a page, and sets of 17.

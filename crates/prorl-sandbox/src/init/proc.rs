@@ -22,7 +22,12 @@ const PROC_READ_ONLY: &[&str] = &["bus", "fs", "irq", "sys", "sysrq-trigger"];
 
 /// Files of `/proc` that tell about the whole machine, or show its memory, and that nobody inside needs.
 const PROC_HIDDEN: &[&str] = &[
+    "cmdline",
+    "config.gz",
     "interrupts",
+    "iomem",
+    "ioports",
+    "kallsyms",
     "kcore",
     "key-users",
     "keys",

@@ -14,9 +14,6 @@ use prorl_core::hello::StartFailure;
 use super::At;
 use crate::setup::Walls;
 
-/// Soft limit of open files. The hard one stays the host's, so that a task can raise its own.
-const OPEN_FILES: rlim_t = 4096;
-
 /// Processes and threads that the guest may have beside those of tasks: it must be able to start something, and to end it, in a
 /// sandbox that is full.
 const OWN_PROCESSES: rlim_t = 64;
@@ -54,7 +51,9 @@ pub(super) fn offer_first() -> io::Result<()> {
 /// Limits this process and everything it will start. Returns the limits that the programs of tasks are to get beside.
 pub(super) fn limit(walls: &Walls) -> Result<Walls, StartFailure> {
     let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).at("limit open files", "")?;
-    setrlimit(Resource::RLIMIT_NOFILE, hard.min(OPEN_FILES), hard).at("limit open files", "")?;
+    // The kernel counts open files that are being sent for the user, in all its sandboxes, and lets each process send until there are
+    // as many as it may have open itself. So the guest may have more than any task: it sends some with its hello.
+    setrlimit(Resource::RLIMIT_NOFILE, hard, hard).at("limit open files", "")?;
     // Nothing runs before others, and nothing that was put behind all others comes back by itself.
     for resource in [Resource::RLIMIT_NICE, Resource::RLIMIT_RTPRIO] {
         setrlimit(resource, 0, 0).at("limit priority", "")?;

@@ -110,7 +110,7 @@ fn rules(kind: Kind) -> Vec<Rule> {
     let ipc = if kind.ipc_is_limited { &[] } else { calls::UNLIMITED_IPC };
     let pretended = if kind.pretends { calls::PRETENDED } else { &[] };
     // First those that look at arguments. Of all others the kernel knows beforehand what comes of them.
-    let mut rules: Vec<Rule> = [&calls::BY_ARGUMENT.concat(), ipc].concat();
+    let mut rules: Vec<Rule> = [&calls::BY_ARGUMENT.concat(), calls::sockets().as_slice(), ipc].concat();
     rules.extend(plain(calls::FORBIDDEN, Verdict::Refused(Errno::EPERM)));
     rules.extend(plain(calls::MISSING, Verdict::Refused(Errno::ENOSYS)));
     rules.extend(plain(pretended, Verdict::Pretended));
@@ -284,6 +284,13 @@ mod tests {
             (AF_UNIX, SOCK_RAW, 0, Ok(())),
             (AF_INET, SOCK_STREAM | cloexec, 0, Ok(())),
             (AF_INET6, SOCK_DGRAM, 58, Ok(())),
+            (AF_INET, SOCK_STREAM, libc::IPPROTO_TCP, Ok(())),
+            (AF_INET, SOCK_DGRAM, libc::IPPROTO_UDP, Ok(())),
+            (AF_INET, SOCK_STREAM, libc::IPPROTO_MPTCP, Err(libc::EPERM)),
+            (AF_INET6, SOCK_STREAM, libc::IPPROTO_SCTP, Err(libc::EPERM)),
+            (AF_INET, SOCK_DGRAM, libc::IPPROTO_UDPLITE, Err(libc::EPERM)),
+            (AF_INET, SOCK_DGRAM, 115, Err(libc::EPERM)),
+            (AF_INET, SOCK_STREAM, 256, Err(libc::EPERM)),
             (AF_INET, SOCK_RAW | cloexec, 1, Err(libc::EPERM)),
             (AF_INET6, SOCK_RAW, 0, Err(libc::EPERM)),
             (AF_INET, 10, 0, Err(libc::EPERM)), // which is another way to write AF_PACKET
@@ -298,6 +305,28 @@ mod tests {
                 for call in [libc::SYS_socket, libc::SYS_socketpair] {
                     assert_eq!(verdict(PLAIN, call, arguments), expected, "{family} {kind:#x} {protocol}");
                 }
+            }
+        }
+    }
+
+    #[test]
+    fn nobody_changes_the_guest() {
+        let idle = u64::from(libc::SCHED_IDLE.unsigned_abs());
+        for high in [0, 1 << 32] {
+            for (call, arguments, expected) in [
+                (libc::SYS_prlimit64, [high, 7, 1], Ok(())),
+                (libc::SYS_prlimit64, [high | 1, 7, 1], Err(libc::EPERM)),
+                (libc::SYS_prlimit64, [high | 5, 7, 1], Err(libc::EPERM)),
+                (libc::SYS_setpriority, [0, high, 19], Ok(())),
+                (libc::SYS_setpriority, [0, high | 1, 19], Err(libc::EPERM)),
+                (libc::SYS_sched_setaffinity, [high | 1, 8, 1], Err(libc::EPERM)),
+                (libc::SYS_sched_setaffinity, [high | 5, 8, 1], Ok(())),
+                (libc::SYS_sched_setscheduler, [high, idle, 1], Ok(())),
+                (libc::SYS_sched_setscheduler, [high | 1, 0, 1], Err(libc::EPERM)),
+                (libc::SYS_sched_setscheduler, [high | 5, idle, 1], Err(libc::EPERM)),
+                (libc::SYS_sched_setscheduler, [high | 5, 0, 1], Ok(())),
+            ] {
+                assert_eq!(verdict(PLAIN, call, arguments), expected, "{call} {arguments:?}");
             }
         }
     }

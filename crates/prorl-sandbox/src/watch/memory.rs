@@ -36,6 +36,10 @@ const DYING: Duration = Duration::from_secs(10);
 /// How far the sizes of two processes may differ that have the same memory, in bytes: they are not read at one time.
 const NEARLY: u64 = 1 << 20;
 
+/// How long a process that was started by `vfork` may have its parent's memory, and not count. It has it until it executes a
+/// program.
+const MOMENT: Duration = Duration::from_millis(250);
+
 /// How much longer than dividing pages took the next time can wait, as long as there was not too much. A single process that has too
 /// much needs no division.
 const DIVIDING: u32 = 4;
@@ -51,6 +55,8 @@ pub(super) struct Memory {
     dying: Vec<(u32, Process, Instant)>,
     /// Whether the last look found too much, and the next one is to confirm it.
     is_suspect: bool,
+    /// Processes that looked like ones just started by `vfork`, and since when.
+    twins: HashMap<u32, Instant>,
     /// When pages may be divided again.
     rested: Option<Instant>,
     buffer: Vec<u8>,
@@ -59,7 +65,16 @@ pub(super) struct Memory {
 impl Memory {
     pub(super) fn new(limit: u64) -> Self {
         let lag = machine::lag();
-        Self { limit, lag, seen: None, dying: Vec::new(), is_suspect: false, rested: None, buffer: Vec::new() }
+        Self {
+            limit,
+            lag,
+            seen: None,
+            dying: Vec::new(),
+            is_suspect: false,
+            twins: HashMap::new(),
+            rested: None,
+            buffer: Vec::new(),
+        }
     }
 
     /// Tells whether the processes need to be looked at.
@@ -110,7 +125,7 @@ impl Memory {
         if self.rested.is_some_and(|rested| now < rested) {
             return;
         }
-        let shares = self.divide(table, &living);
+        let shares = self.divide(now, table, &living);
         self.rested = Some(now + (now.elapsed() * DIVIDING).min(LONGEST));
         let mut total = shares.iter().fold(0_u64, |sum, (share, _)| sum.saturating_add(*share));
         if total <= self.limit {
@@ -138,8 +153,8 @@ impl Memory {
 
     /// Returns what the processes have, the greediest first. They come in the order of what they have at most, and those at the end
     /// are left out when the others have far too much already.
-    fn divide(&mut self, table: &Table, living: &[&(u32, Status)]) -> Vec<(u64, u32)> {
-        let twins = self.twins(table, living);
+    fn divide(&mut self, now: Instant, table: &Table, living: &[&(u32, Status)]) -> Vec<(u64, u32)> {
+        let twins = self.twins(now, table, living);
         let mut shares: Vec<(u64, u32)> = Vec::new();
         let (mut total, mut greatest) = (0_u64, 0);
         for (pid, status) in living.iter().copied().filter(|(pid, _)| !twins.contains(pid)) {
@@ -162,7 +177,7 @@ impl Memory {
 
     /// Returns children that still have their parent's own memory, which the kernel does not divide among them: those that were
     /// started by `vfork`, until they execute a program. One for each parent, which waits meanwhile.
-    fn twins(&mut self, table: &Table, living: &[&(u32, Status)]) -> Vec<u32> {
+    fn twins(&mut self, now: Instant, table: &Table, living: &[&(u32, Status)]) -> Vec<u32> {
         let by_pid: HashMap<u32, &Status> = living.iter().map(|(pid, status)| (*pid, status)).collect();
         let mut found = HashMap::new();
         for (pid, status) in living {
@@ -175,7 +190,11 @@ impl Memory {
                 found.insert(status.parent, *pid);
             }
         }
-        found.into_values().collect()
+        // One that stays is no such child, whatever it looks like.
+        let since = std::mem::take(&mut self.twins);
+        self.twins = found.into_values().map(|pid| (pid, since.get(&pid).copied().unwrap_or(now))).collect();
+        let is_new = |since: Instant| now.saturating_duration_since(since) < MOMENT;
+        self.twins.iter().filter(|(_, since)| is_new(**since)).map(|(pid, _)| *pid).collect()
     }
 
     fn kill(&mut self, now: Instant, pid: u32, table: &Table, log: &Log) {

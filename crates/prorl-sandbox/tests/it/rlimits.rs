@@ -218,3 +218,40 @@ async fn a_program_that_is_too_greedy_is_told_by_its_signal() {
     assert_eq!(done.status, ExitStatus::Signal(libc::SIGXFSZ), "{}", done.stderr.text());
     live.shut().await;
 }
+
+/// The kernel counts open files that are on their way for a user, whatever sandbox they are in, and a hello sends some.
+#[tokio::test]
+async fn files_on_their_way_keep_no_other_sandbox_from_starting() {
+    if has_python("files_on_their_way_keep_no_other_sandbox_from_starting").is_none() {
+        return;
+    }
+    let live = Live::start(&spec()).await;
+    let script = "import array, os, resource, socket, time
+_, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+pairs, n = [], 0
+try:
+    while n < 100_000:
+        pairs.append(socket.socketpair())
+        files = array.array('i', [0] * 250).tobytes()
+        for _ in range(50):
+            pairs[-1][0].sendmsg([b'x'], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, files)], socket.MSG_DONTWAIT)
+            n += 250
+except BlockingIOError: pass
+except OSError as err: print(os.strerror(err.errno))
+print('full' if n > 1000 else n, flush=True)
+time.sleep(1000)";
+    live.tools.write_file("/tmp/fill.py", script.as_bytes(), 0o600, LONG).await.unwrap();
+    live.sh("setsid /usr/bin/python3 /tmp/fill.py > /tmp/said 2>&1 &").await;
+    loop {
+        let said = live.sh("cat /tmp/said").await;
+        if said.contains("full") {
+            break;
+        }
+        assert!(said.is_empty(), "{said}");
+    }
+    let other = Live::start(&spec()).await;
+    assert_eq!(other.sh("echo stands").await, "stands");
+    other.shut().await;
+    live.shut().await;
+}

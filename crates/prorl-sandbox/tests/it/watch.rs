@@ -419,6 +419,34 @@ time.sleep(1000)
     live.shut().await;
 }
 
+/// Each waits as for a child by `vfork`, which it did not share its memory with, and looks like the one before.
+#[tokio::test]
+async fn processes_that_look_as_started_by_vfork_count_all_the_same() {
+    if !has_python("watch::processes_that_look_as_started_by_vfork_count_all_the_same") {
+        return;
+    }
+    let live = Live::start(&with_memory(64)).await;
+    let script = "import ctypes, os, platform, threading, time
+libc = ctypes.CDLL(None)
+number = {'x86_64': 56, 'aarch64': 220}[platform.machine()]
+def wait():
+    if libc.syscall(number, 0x4000 | 17, 0, 0, 0, 0) == 0: time.sleep(1000)
+def chain(depth):
+    block = bytearray(os.urandom(1) * (30 << 20))
+    threading.Thread(target=wait, daemon=True).start()
+    time.sleep(0.05)
+    if depth and os.fork() == 0:
+        block[:] = os.urandom(1) * len(block)
+        chain(depth - 1)
+    time.sleep(1000)
+chain(8)";
+    live.tools.write_file("/tmp/chain.py", script.as_bytes(), 0o600, LONG).await.unwrap();
+    live.sh(&format!("setsid {PYTHON} /tmp/chain.py > /dev/null 2>&1 &")).await;
+    let told = live.told().await;
+    assert!(told.iter().any(|one| matches!(one, Exceeded::Memory { .. })), "{told:?}");
+    live.shut().await;
+}
+
 #[tokio::test]
 async fn a_limit_of_processes_that_is_reached_is_told() {
     let live = Live::start(&limited(Limits { pids: Some(20), ..Limits::default() })).await;

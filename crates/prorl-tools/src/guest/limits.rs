@@ -6,6 +6,8 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
+use nix::sys::resource::{Resource as NixResource, getrlimit};
+
 use super::procs;
 
 /// Soft limit of open files, where the hard one is higher: more makes some programs slow, and a program can raise its own.
@@ -38,10 +40,13 @@ impl TaskLimits {
     /// Returns what a program is to get that is started now.
     pub(super) fn of_child(&self) -> [Option<Limit>; 3] {
         let limit = |resource, soft, hard| (resource, libc::rlimit { rlim_cur: soft, rlim_max: hard });
+        // Less than the guest may have: see there why.
+        let most = getrlimit(NixResource::RLIMIT_NOFILE).map_or(OPEN_FILES, |(_, hard)| hard - hard / 4);
+        let open_files = self.open_files.map_or(most, |asked| asked.min(most));
         let processes = self.processes.map(|tasks| tasks.saturating_add(own_processes()));
         [
             processes.map(|most| limit(libc::RLIMIT_NPROC, most, most)),
-            self.open_files.map(|most| limit(libc::RLIMIT_NOFILE, most.min(OPEN_FILES), most)),
+            Some(limit(libc::RLIMIT_NOFILE, open_files.min(OPEN_FILES), open_files)),
             self.file_bytes.map(|most| limit(libc::RLIMIT_FSIZE, most, most)),
         ]
     }
@@ -139,9 +144,14 @@ mod tests {
 
     #[test]
     fn what_is_not_limited_is_not_told() {
-        assert!(TaskLimits::default().of_child().iter().all(Option::is_none));
-        let limits = TaskLimits { open_files: Some(10_000), file_bytes: Some(7), processes: None }.of_child();
-        let told: Vec<_> = limits.iter().flatten().map(|(_, limit)| (limit.rlim_cur, limit.rlim_max)).collect();
-        assert_eq!(told, [(4096, 10_000), (7, 7)]);
+        let told = |limits: TaskLimits| {
+            let limits = limits.of_child();
+            limits.iter().flatten().map(|(_, limit)| (limit.rlim_cur, limit.rlim_max)).collect::<Vec<_>>()
+        };
+        let (_, hard) = getrlimit(NixResource::RLIMIT_NOFILE).unwrap();
+        let most = hard - hard / 4;
+        assert_eq!(told(TaskLimits::default()), [(most.min(4096), most)], "fewer open files than the guest");
+        let asked = TaskLimits { open_files: Some(200), file_bytes: Some(7), processes: None };
+        assert_eq!(told(asked), [(200, 200), (7, 7)]);
     }
 }

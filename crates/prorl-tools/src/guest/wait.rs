@@ -27,8 +27,12 @@ pub(super) fn wait<const N: usize>(
         let left = until.saturating_duration_since(now()) + Duration::from_micros(999);
         PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX)
     });
-    // An interruption is as good as a timeout: the caller looks at its clock and comes back.
-    let _n_ready = poll(&mut fds, timeout);
+    // An interruption is as good as a timeout: the caller looks at its clock and comes back. Nothing else goes wrong but by somebody's
+    // doing, and a guest that cannot wait would only turn round and round.
+    match poll(&mut fds, timeout) {
+        Ok(_) | Err(Errno::EINTR | Errno::ENOMEM) => {}
+        Err(errno) => panic!("the guest cannot wait: {errno}"),
+    }
     let mut polled = fds.iter();
     wanted.map(|one| one.is_some() && polled.next().and_then(PollFd::any).unwrap_or(false))
 }

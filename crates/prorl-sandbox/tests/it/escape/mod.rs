@@ -241,6 +241,7 @@ battery! {
     kernel::settings_of_the_kernel_are_closed,
     network::the_hosts_loopback_and_sockets_are_out_of_reach,
     network::on_the_hosts_network_abstract_sockets_are_out_of_reach,
+    processes::the_guest_is_not_crippled,
     processes::others_are_neither_seen_nor_signalled,
     processes::nothing_is_read_from_the_memory_of_others,
     processes::common_programs_work,

@@ -11,6 +11,30 @@ use crate::{
     support::{Live, is_root, sandbox_uid},
 };
 
+/// What would leave the guest unable to answer, by which a model could have a rollout thrown away that it is losing.
+pub(super) async fn the_guest_is_not_crippled(den: &Den) {
+    let code = "
+import resource
+def refused(what, act):
+    try: act()
+    except PermissionError: return
+    print('DONE', what)
+for pid in [1] + [int(tid) for tid in os.listdir('/proc/1/task')]:
+    for limit in range(16):
+        refused(limit, lambda: resource.prlimit(pid, limit, (0, 0)))
+    refused('nice', lambda: os.setpriority(os.PRIO_PROCESS, pid, 19))
+    refused('idle', lambda: os.sched_setscheduler(pid, os.SCHED_IDLE, os.sched_param(0)))
+refused('processors', lambda: os.sched_setaffinity(1, os.sched_getaffinity(0)))
+print('tried')
+";
+    for (runtime, spec) in &den.cells {
+        let live = Live::start_on(&**runtime, spec).await;
+        assert_eq!(live.python(code).await, "tried", "{}", den.name);
+        assert_eq!(live.sh("echo alive").await, "alive");
+        live.shut().await;
+    }
+}
+
 /// A process of the sandboxes' own user with a secret in its environment.
 fn bystander() -> KilledOnDrop {
     let mut command = Command::new("sleep");
@@ -36,14 +60,13 @@ def environments():
         attack("signal", format!("os.kill({pid}, 0)"), &["ESRCH"], Proof::Anybody),
         attack("signal_group", format!("os.killpg(os.getpgid({pid}), 0)"), &["ESRCH"], Proof::Anybody),
         attack("handle", format!("os.pidfd_open({pid})"), &["ESRCH"], Proof::Anybody),
-        attack("priority", format!("os.setpriority(os.PRIO_PROCESS, {pid}, 19)"), &["ESRCH"], Proof::Anybody),
+        attack("priority", format!("os.setpriority(os.PRIO_PROCESS, {pid}, 19)"), &["EPERM"], Proof::Anybody),
         attack(
             "schedule",
             format!("os.sched_setaffinity({pid}, os.sched_getaffinity({pid}))"),
             &["ESRCH"],
             Proof::Anybody,
         ),
-        attack("limits", format!("__import__('resource').prlimit({pid}, 7)[0]"), &["ESRCH"], Proof::Anybody),
         attack("look", format!("read('/proc/{pid}/status')"), &["ENOENT"], Proof::Anybody),
         attack(
             "own_by_signal",
