@@ -42,7 +42,8 @@ async fn a_process_that_takes_too_much_memory_is_killed_and_the_agent_is_told() 
 
 #[tokio::test]
 async fn a_fork_bomb_is_held_and_the_next_command_runs() {
-    let bomb = call("execute_bash", &json!({"command": ":(){ :|:& };:; wait", "timeout": 3}));
+    // What a bomb starts goes on beside the call that has set it off, so this one waits for all of it.
+    let bomb = call("execute_bash", &json!({"command": "bomb() { bomb | bomb & wait; }; bomb", "timeout": 3}));
     let said = said(&[], json!({"pids": 64}), &[bomb, bash("echo still here")]).await;
     assert!(said[0].contains("process limit 64 reached"), "{}", said[0]);
     assert!(said[1].contains("still here"), "{}", said[1]);

@@ -234,7 +234,7 @@ impl<'a> Agent<'a> {
                 self.state.lock().finish = Some(message);
                 return Ok(Step::Stop(StopReason::Finish));
             }
-            for exceeded in self.sandbox.take_exceeded() {
+            for exceeded in self.sandbox.take_exceeded(&result.content.text()) {
                 result.note(exceeded);
             }
             observations.push(tool_message(&call, result.content));

@@ -121,9 +121,10 @@ impl AgentSandbox {
         self.sandbox.facts()
     }
 
-    /// Returns which limits were exceeded since this was last asked: to be told with the result of what ran meanwhile.
-    pub fn take_exceeded(&self) -> Vec<Exceeded> {
-        self.sandbox.take_exceeded()
+    /// Returns which limits were exceeded since this was last asked: to be told with the result of what ran meanwhile, which is
+    /// `output`.
+    pub fn take_exceeded(&self, output: &str) -> Vec<Exceeded> {
+        self.sandbox.take_exceeded_after(output)
     }
 
     /// Returns how long its processes may still run; nothing where there is no limit.

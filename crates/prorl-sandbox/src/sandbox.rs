@@ -136,8 +136,18 @@ impl Sandbox {
     /// Returns which limits were exceeded since this was last asked, in order: to be told with the result of what ran
     /// meanwhile. The same thing that goes on is told again only after a while.
     pub fn take_exceeded(&self) -> Vec<Exceeded> {
-        let mut exceeded = self.log.take();
-        exceeded.extend(self.processes.claim.group().map(Group::take_exceeded).unwrap_or_default());
+        self.take_exceeded_after("")
+    }
+
+    /// As [`take_exceeded`](Self::take_exceeded), after programs have written `output`. A program that is refused a process or a
+    /// thread mostly says so and ends, and then nothing else shows any more that the limit was reached.
+    pub fn take_exceeded_after(&self, output: &str) -> Vec<Exceeded> {
+        let mut exceeded = self.log.take(output);
+        for of_group in self.processes.claim.group().map(Group::take_exceeded).unwrap_or_default() {
+            if !exceeded.contains(&of_group) {
+                exceeded.push(of_group);
+            }
+        }
         exceeded
     }
 

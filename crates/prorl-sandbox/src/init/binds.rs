@@ -21,7 +21,7 @@ use nix::{
 use prorl_core::hello::StartFailure;
 
 use super::{
-    At,
+    At, patiently,
     root::{COVERED, ROOT, bind_mount, on_stage},
     stack::{Found, Said, Stack, make_folder},
 };
@@ -74,7 +74,7 @@ impl Layers<'_> {
         let image = open(self.image, OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC, Mode::empty())?;
         let flags = OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
         let how = OpenHow::new().flags(flags).resolve(ResolveFlag::RESOLVE_NO_SYMLINKS);
-        let Ok(found) = openat2(image.as_fd(), path, how) else { return Ok(None) };
+        let Ok(found) = patiently(|| openat2(image.as_fd(), path, how)) else { return Ok(None) };
         let meta = File::from(found.try_clone()?).metadata()?;
         if meta.is_symlink() {
             return Ok(Some(Found::Link(readlinkat(found.as_fd(), "")?.into())));
@@ -205,7 +205,7 @@ fn place(root: &impl AsFd, target: &Path) -> io::Result<PathBuf> {
 
 fn open_inside(root: &impl AsFd, path: &Path) -> Result<File, Errno> {
     let how = OpenHow::new().flags(OFlag::O_PATH | OFlag::O_CLOEXEC).resolve(ResolveFlag::RESOLVE_IN_ROOT);
-    Ok(openat2(root, path, how)?.into())
+    Ok(patiently(|| openat2(root, path, how))?.into())
 }
 
 fn is_folder(bind: &Bind) -> Result<bool, StartFailure> {

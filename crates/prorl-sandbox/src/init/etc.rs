@@ -21,6 +21,7 @@ use prorl_core::hello::StartFailure;
 use super::{
     At,
     confine::user_of,
+    patiently,
     stack::{Found, Said, Stack},
 };
 use crate::{
@@ -295,12 +296,36 @@ fn is_foreign(root: &Path, path: &str) -> bool {
 fn open_inside(root: &Path, path: &str, access: OFlag) -> Result<fs::File, Errno> {
     let root = open(root, OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC, Mode::empty())?;
     let how = OpenHow::new().flags(access | OFlag::O_CLOEXEC).resolve(ResolveFlag::RESOLVE_IN_ROOT);
-    Ok(openat2(root.as_fd(), path, how)?.into())
+    Ok(patiently(|| openat2(root.as_fd(), path, how))?.into())
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
     use super::*;
+
+    #[test]
+    fn files_are_found_while_others_are_renamed() {
+        let folder = tempfile::tempdir().unwrap();
+        let (root, elsewhere) = (folder.path().join("root"), folder.path().join("elsewhere"));
+        fs::create_dir_all(root.join("a")).unwrap();
+        fs::write(root.join("file"), "").unwrap();
+        fs::write(&elsewhere, "").unwrap();
+        let is_done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_done.load(Ordering::Relaxed) {
+                    let other = elsewhere.with_extension("new");
+                    fs::rename(&elsewhere, &other).unwrap();
+                    fs::rename(&other, &elsewhere).unwrap();
+                }
+            });
+            let failed = (0..20_000).find_map(|_| open_inside(&root, "a/../a/../file", OFlag::O_RDONLY).err());
+            is_done.store(true, Ordering::Relaxed);
+            assert_eq!(failed, None);
+        });
+    }
 
     #[test]
     fn the_user_inside_is_named_once() {

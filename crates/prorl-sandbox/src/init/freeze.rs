@@ -314,7 +314,12 @@ impl Copier<'_> {
             let above = if above.as_os_str().is_empty() { Path::new(".") } else { above };
             // A link that a task has made leads anywhere.
             let (flags, resolve) = (OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, ResolveFlags::NO_SYMLINKS);
-            let opened = openat2(to, above, flags, Mode::empty(), resolve | ResolveFlags::BENEATH);
+            let opened = loop {
+                match openat2(to, above, flags, Mode::empty(), resolve | ResolveFlags::BENEATH) {
+                    Err(Errno::AGAIN | Errno::INTR) => {} // see `patiently`
+                    opened => break opened,
+                }
+            };
             let name = CString::new(name.as_bytes()).at("read", MADE)?;
             self.path.clone_from(&path);
             match opened.map(|folder| statat(&folder, &*name, AtFlags::SYMLINK_NOFOLLOW).map_err(|_none| folder)) {

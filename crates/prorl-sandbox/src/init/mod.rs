@@ -112,6 +112,17 @@ pub struct Facts {
     pub scratch: OwnedFd,
 }
 
+/// Asks the kernel for what is below a folder until it has an answer: it cannot tell where `..` leads while anything is renamed or
+/// mounted anywhere, and says so.
+fn patiently<T>(ask: impl Fn() -> Result<T, Errno>) -> Result<T, Errno> {
+    loop {
+        match ask() {
+            Err(Errno::EAGAIN | Errno::EINTR) => {}
+            answer => return answer,
+        }
+    }
+}
+
 /// Takes the channel from standard input, where the host has put it, and puts `/dev/null` there.
 ///
 /// # Errors

@@ -5,7 +5,12 @@ use std::{sync::Arc, time::Duration};
 use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
-use super::{disk::Disk, machine::News, pids::Pids, table::Table};
+use super::{
+    disk::Disk,
+    machine::{self, News},
+    pids::Pids,
+    table::Table,
+};
 use crate::Exceeded;
 
 /// What is kept; of more only the number is told.
@@ -31,11 +36,14 @@ impl Log {
         Self { notes: Mutex::default(), disk, pids: pids.map(Mutex::new), table }
     }
 
-    /// Returns what was noted since this was last called, in order.
-    pub(crate) fn take(&self) -> Vec<Exceeded> {
+    /// Returns what was noted since this was last called, in order. What programs have `said` meanwhile tells of more.
+    pub(crate) fn take(&self, said: &str) -> Vec<Exceeded> {
         let now = Instant::now();
         self.look_at_disk(now);
-        self.look_at_many(now);
+        if let Some(mut pids) = self.pids() {
+            self.look_at_many(now, &mut pids);
+            pids.hear(said, now, self);
+        }
         let Notes { mut kept, n_left_out } = std::mem::take(&mut *self.notes.lock());
         if n_left_out > 0 {
             kept.push(Exceeded::Others { count: n_left_out });
@@ -58,16 +66,16 @@ impl Log {
     }
 
     /// Looks at the processes now, if there are many: what has just filled the sandbox is told with the call that did it.
-    fn look_at_many(&self, now: Instant) {
-        let Some(mut pids) = self.pids() else { return };
+    fn look_at_many(&self, now: Instant, pids: &mut Pids) {
         let numbers = self.table.pids();
         if !pids.are_many(numbers.len()) {
             return;
         }
+        let news = News { last_number: machine::last_number(), ..News::default() };
         let mut buffer = Vec::new();
         let status = |pid| Some((pid, self.table.status(pid, &mut buffer)?));
         let all: Vec<_> = numbers.into_iter().filter_map(status).collect();
-        pids.look(now, &News::default(), &self.table, &all, self);
+        pids.look(now, &news, &self.table, &all, self);
     }
 
     /// Notes what is full of the disk.

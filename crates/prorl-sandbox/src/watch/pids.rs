@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use super::{
     log::{Log, Spell},
-    machine::News,
+    machine::{self, News},
     status::Status,
     table::{GUEST, Table},
 };
@@ -29,8 +29,23 @@ const LEAST_CROWD: usize = 16;
 /// not; what is left then is found by the next look.
 const PASSES: usize = 8;
 
+/// More processes and threads than there are in a sandbox that has just started.
+const AT_FIRST: u32 = 16;
+
 /// The part of the limit from which on there are many.
 const MANY: usize = 4;
+
+/// What programs say whose process or thread the kernel has refused: the system's own words, shells, Python, Java and Go.
+const REFUSED: [&str; 8] = [
+    "Resource temporarily unavailable",
+    "annot fork",
+    "an't fork",
+    "[Errno 11]",
+    "EAGAIN",
+    "can't start new thread",
+    "unable to create native thread",
+    "failed to create new OS thread",
+];
 
 #[derive(Debug)]
 pub(super) struct Pids {
@@ -39,6 +54,8 @@ pub(super) struct Pids {
     has_range: bool,
     /// How many there were, and which number was given out last by then.
     seen: Option<(u32, u32)>,
+    /// How many there can have been at once before that, and since somebody asked.
+    most: u32,
     /// Since when half of them want to run and no more can be started.
     crowded: Option<Instant>,
     spell: Spell,
@@ -47,15 +64,34 @@ pub(super) struct Pids {
 
 impl Pids {
     pub(super) fn new(limit: u32, has_range: bool) -> Self {
-        Self { limit, has_range, seen: None, crowded: None, spell: Spell::default(), buffer: Vec::new() }
+        let seen = machine::last_number().map(|last| (AT_FIRST, last));
+        Self { limit, has_range, seen, most: 0, crowded: None, spell: Spell::default(), buffer: Vec::new() }
     }
 
     /// Tells whether the processes need to be looked at: whether the numbers that were given out since are enough for there to be
     /// too many.
     pub(super) fn wants_look(&self, news: &News) -> bool {
-        let (Some((had, then)), Some(last)) = (self.seen, news.last_number) else { return true };
+        self.bound(news.last_number) >= self.limit
+    }
+
+    /// Returns how many there can have been at once since they were last looked at.
+    fn bound(&self, last_number: Option<u32>) -> u32 {
+        let (Some((had, then)), Some(last)) = (self.seen, last_number) else { return u32::MAX };
         // Numbers begin anew at the end, now and then.
-        last.checked_sub(then).is_none_or(|given_out| had.saturating_add(given_out) >= self.limit)
+        last.checked_sub(then).map_or(u32::MAX, |given_out| had.saturating_add(given_out))
+    }
+
+    /// Tells of the limit when a program has said that it was refused one, and when there can have been as many since this was last
+    /// called. Mostly there are fewer again by then, because that program has ended.
+    pub(super) fn hear(&mut self, said: &str, now: Instant, log: &Log) {
+        let is_refusal = REFUSED.iter().any(|words| said.contains(words));
+        if is_refusal
+            && (self.most >= self.limit || self.bound(machine::last_number()) >= self.limit)
+            && self.spell.tells(true, now, PAUSE)
+        {
+            log.note(Exceeded::Pids { limit: self.limit, killed: 0 });
+        }
+        self.most = 0;
     }
 
     /// Tells whether so many processes, of an unknown number of threads each, are worth a look.
@@ -69,6 +105,7 @@ impl Pids {
         // The guest's own count for the kernel, and so does the process outside that waits for it.
         let of_guest = table.guest(&mut self.buffer).map_or(1, |status| status.threads) + 1;
         let counted = n_tasks.saturating_add(of_guest);
+        self.most = self.most.max(self.bound(news.last_number));
         self.seen = news.last_number.map(|last| (counted, last));
         let is_reached = if self.has_range {
             n_tasks > self.limit
@@ -147,17 +184,43 @@ pub(super) fn shells(table: &Table, pids: impl Iterator<Item = u32>, guest: u32,
 
 #[cfg(test)]
 mod tests {
+    use std::{fs::File, sync::Arc};
+
     use super::*;
+    use crate::watch::disk::Disk;
 
     #[test]
     fn nothing_needs_to_be_seen_until_as_many_numbers_were_given_out() {
         let mut pids = Pids::new(100, false);
         let news = |last_number| News { last_number, ..News::default() };
-        assert!(pids.wants_look(&news(Some(5))), "nothing is known yet");
+        pids.seen = None;
+        assert!(pids.wants_look(&news(Some(5))), "nothing is known");
         pids.seen = Some((60, 1000));
         assert!(!pids.wants_look(&news(Some(1039))));
         assert!(pids.wants_look(&news(Some(1040))));
         assert!(pids.wants_look(&news(Some(7))), "they began anew");
         assert!(pids.wants_look(&news(None)), "nothing is told");
+    }
+
+    #[test]
+    fn a_refusal_is_believed_where_there_can_have_been_so_many() {
+        let proc = File::open("/proc").unwrap();
+        let table = Arc::new(Table::new(proc.into()));
+        let layer = || File::open("/").unwrap().into();
+        let log = Log::new(Disk::new(layer(), layer()), None, table);
+        let refused = "bash: fork: retry: Resource temporarily unavailable";
+        let heard = |seen, most, said| {
+            let mut pids = Pids { seen, most, ..Pids::new(100, false) };
+            pids.hear(said, Instant::now(), &log);
+            assert_eq!(pids.most, 0);
+            log.take("").contains(&Exceeded::Pids { limit: 100, killed: 0 })
+        };
+        let few = Some((10, machine::last_number().unwrap()));
+        assert!(heard(few, 100, refused) && heard(None, 0, "sh: 1: Cannot fork"));
+        assert!(heard(few, 100, "RuntimeError: can't start new thread"));
+        assert!(!heard(few, 100, "all is well"));
+        let far = Some((0, machine::last_number().unwrap()));
+        let is_idle = |far: Option<(u32, u32)>| machine::last_number().unwrap() < far.unwrap().1 + 100;
+        assert!(!heard(far, 99, refused) || !is_idle(far), "there never were so many");
     }
 }

@@ -457,6 +457,29 @@ async fn a_limit_of_processes_that_is_reached_is_told() {
     live.shut().await;
 }
 
+/// Programs that end as soon as they are refused a process or a thread, and leave fewer than there were.
+#[tokio::test]
+async fn a_limit_of_processes_is_told_when_whoever_was_refused_has_ended() {
+    let script = |body: &str| format!("{PYTHON} -c '{body}' 2>&1; true");
+    let refused = [
+        "sh -c 'for i in $(seq 60); do sleep 1000 & done' 2>&1; pkill sleep; true".to_owned(),
+        script(
+            "import threading, time\nfor _ in range(60): threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()",
+        ),
+        script(
+            "import subprocess\nall = []\ntry:\n  for _ in range(60): all.append(subprocess.Popen([\"sleep\", \"1000\"]))\nfinally:\n  for one in all: one.kill(), one.wait()",
+        ),
+    ];
+    for command in refused {
+        let live = Live::start(&limited(Limits { pids: Some(40), ..Limits::default() })).await;
+        let said = live.sh(&command).await;
+        let told = live.sandbox.take_exceeded_after(&said);
+        assert_eq!(told, [Exceeded::Pids { limit: 40, killed: 0 }], "{command}: {said}");
+        assert_eq!(live.sandbox.take_exceeded_after(&said), [], "{command}: it is told once");
+        live.shut().await;
+    }
+}
+
 #[tokio::test]
 async fn what_is_within_its_limits_is_let_alone() {
     let live = Live::start(&with_memory(256)).await;

@@ -130,7 +130,8 @@ pub(super) async fn the_death_of_the_host_ends_it(ground: &Ground) {
     let mut value = |name: &str| lines.find_map(|line| Some(line.unwrap().split_once(name)?.1.to_owned())).unwrap();
     let (pids, folder, image) = (value("PIDS "), value("FOLDER "), value("IMAGE "));
     let processes: Vec<Handle> = pids.split(' ').map(|pid| Handle::open(pid.parse().unwrap()).unwrap()).collect();
-    assert!(processes.len() >= 6, "{processes:?}");
+    // Those left, process 1 and the one outside; whether their children have come yet is theirs.
+    assert!(processes.len() >= 5, "{processes:?}");
     host.0.kill().unwrap();
     assert_eq!(host.0.wait().unwrap().signal(), Some(9));
     assert_all_end(processes).await;
