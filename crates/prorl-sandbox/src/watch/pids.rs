@@ -13,6 +13,7 @@ use super::{
     machine::{self, News},
     status::Status,
     table::{GUEST, Table},
+    thread::LONGEST,
 };
 use crate::Exceeded;
 
@@ -20,7 +21,16 @@ use crate::Exceeded;
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// How long a sandbox may be full of processes that all want to run.
-const MOMENT: Duration = Duration::from_millis(150);
+const MOMENT: Duration = Duration::from_millis(40);
+
+/// How often to look meanwhile.
+const OFTEN: Duration = Duration::from_millis(20);
+
+/// How soon to look again on a machine that starts very many processes, one of which may be a bomb.
+const RESTLESS: Duration = Duration::from_millis(25);
+
+/// How many processes a millisecond are very many.
+const VERY_MANY: u128 = 2;
 
 /// The fewest that are a crowd.
 const LEAST_CROWD: usize = 16;
@@ -58,6 +68,9 @@ pub(super) struct Pids {
     most: u32,
     /// Since when half of them want to run and no more can be started.
     crowded: Option<Instant>,
+    /// When the machine was last asked, and which number had been given out last.
+    heard: Option<(Instant, u32)>,
+    is_restless: bool,
     spell: Spell,
     buffer: Vec<u8>,
 }
@@ -65,13 +78,42 @@ pub(super) struct Pids {
 impl Pids {
     pub(super) fn new(limit: u32, has_range: bool) -> Self {
         let seen = machine::last_number().map(|last| (AT_FIRST, last));
-        Self { limit, has_range, seen, most: 0, crowded: None, spell: Spell::default(), buffer: Vec::new() }
+        Self {
+            limit,
+            has_range,
+            seen,
+            most: 0,
+            crowded: None,
+            heard: None,
+            is_restless: false,
+            spell: Spell::default(),
+            buffer: Vec::new(),
+        }
     }
 
     /// Tells whether the processes need to be looked at: whether the numbers that were given out since are enough for there to be
     /// too many.
     pub(super) fn wants_look(&self, news: &News) -> bool {
         self.bound(news.last_number) >= self.limit
+    }
+
+    /// Learns how many the machine starts, and returns how long the next look can wait.
+    pub(super) fn wait(&mut self, now: Instant, news: &News) -> Duration {
+        if let (Some((then, before)), Some(last)) = (self.heard, news.last_number) {
+            let millis = now.saturating_duration_since(then).as_millis().max(1);
+            self.is_restless = u128::from(last.saturating_sub(before)) > millis.saturating_mul(VERY_MANY);
+        }
+        self.heard = news.last_number.map(|last| (now, last));
+        match (self.crowded, self.is_restless) {
+            (Some(_), _) => OFTEN,
+            (None, true) => RESTLESS,
+            (None, false) => LONGEST,
+        }
+    }
+
+    /// Tells whether the sandbox is full of processes that want to run.
+    pub(super) fn is_crowded(&self) -> bool {
+        self.crowded.is_some()
     }
 
     /// Returns how many there can have been at once since they were last looked at.
@@ -200,6 +242,21 @@ mod tests {
         assert!(pids.wants_look(&news(Some(1040))));
         assert!(pids.wants_look(&news(Some(7))), "they began anew");
         assert!(pids.wants_look(&news(None)), "nothing is told");
+    }
+
+    #[test]
+    fn a_machine_that_starts_many_is_looked_at_soon() {
+        let mut pids = Pids::new(100, false);
+        let start = Instant::now();
+        let mut wait = |millis, last| {
+            let news = News { last_number: Some(last), ..News::default() };
+            pids.wait(start + Duration::from_millis(millis), &news)
+        };
+        assert_eq!(wait(0, 1000), LONGEST, "nothing is known yet");
+        assert_eq!(wait(100, 1100), LONGEST);
+        assert_eq!(wait(200, 1400), RESTLESS);
+        assert_eq!(wait(225, 1400), LONGEST);
+        assert_eq!(wait(325, 5), LONGEST, "they began anew");
     }
 
     #[test]

@@ -96,7 +96,7 @@ impl Post {
             }
             if for_pids && let Some(mut pids) = self.log.pids() {
                 pids.look(now, news, &self.table, &all, &self.log);
-                self.next_pids = now + now.elapsed() * REST;
+                self.next_pids = now + now.elapsed() * if pids.is_crowded() { TURN } else { REST };
             }
         }
         self.cpus.look(now, news, &self.table, &self.log);
@@ -104,7 +104,8 @@ impl Post {
             self.log.look_at_disk(now);
             self.next_disk = now + DISK;
         }
-        self.wait(news).min(wall.unwrap_or(LONGEST)).max(turn)
+        let for_pids = self.log.pids().map_or(LONGEST, |mut pids| pids.wait(now, news));
+        self.wait(news).min(for_pids).min(wall.unwrap_or(LONGEST)).max(turn)
     }
 
     fn wait(&self, news: &News) -> Duration {
