@@ -9,6 +9,7 @@ mod fakeroot;
 mod layers;
 mod life;
 mod limits;
+mod neighbours;
 mod refusals;
 mod rlimits;
 mod scale;
