@@ -18,7 +18,6 @@ use nix::{
     sys::{
         eventfd::{EfdFlags, EventFd},
         signal::{Signal, kill},
-        wait::{Id, WaitPidFlag, WaitStatus, waitid, waitpid},
     },
     unistd::Pid,
 };
@@ -76,30 +75,23 @@ impl Reaper {
     fn run(&self) {
         loop {
             let n_seen = self.registry.lock().n_spawned;
-            match waitid(Id::All, WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT) {
-                Ok(status) => {
-                    if let Some(pid) = status.pid() {
-                        self.collect(pid);
-                    }
-                }
+            match sys::wait_for_any() {
+                Ok(pid) => self.collect(pid),
                 // No child is left, so no orphan can come either, until something is started.
                 Err(Errno::ECHILD) => {
                     let mut registry = self.registry.lock();
                     self.spawned.wait_while(&mut registry, |registry| registry.n_spawned == n_seen);
                 }
-                Err(_interrupted) => {}
+                Err(Errno::EINTR) => {}
+                Err(error) => panic!("a guest that cannot wait for its children is none: {error}"),
             }
         }
     }
 
     fn collect(&self, pid: Pid) {
         let mut registry = self.registry.lock();
-        let status = match waitpid(pid, Some(WaitPidFlag::WNOHANG)) {
-            Ok(WaitStatus::Exited(_, code)) => ExitStatus::Code(code),
-            Ok(WaitStatus::Signaled(_, signal, _)) => ExitStatus::Signal(signal as i32),
-            // A program that could not be started is collected by who tried.
-            _ => return,
-        };
+        // A program that could not be started is collected by who tried.
+        let Some(status) = sys::collect(pid) else { return };
         if let Some(slot) = registry.owners.remove(&pid) {
             *slot.status.lock() = Some(status);
             // It fails only when its counter is full.

@@ -16,6 +16,7 @@
 //! same trap (`RTMAX`), whose trap runs as soon as the child is gone, however it went.
 
 use std::{
+    cell::Cell,
     fs::File,
     io::{self, IoSliceMut, Write},
     os::{
@@ -72,6 +73,10 @@ const TURN_MESSAGES: usize = 64;
 /// Returns from whatever runs until the script's own level is reached, where there is nothing to return from.
 const ABORT: &str = r#"\builtin trap '\builtin trap "\builtin return 130 2>/dev/null || \builtin trap - DEBUG" DEBUG; \builtin return 130 2>/dev/null || \builtin trap - DEBUG' INT RTMAX"#;
 
+/// Has bash forget that a signal came: one whose trap has returned stays counted, and would end every `wait` from then on. What is
+/// counted no more is one whose trap runs to its end.
+const FORGET: &str = r"\builtin trap : INT RTMAX; \builtin kill -RTMAX $$; \builtin kill -INT $$";
+
 /// The end of a command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Mark {
@@ -93,6 +98,8 @@ pub(super) struct Shell {
     last: Mark,
     /// When the command began, in clock ticks since the machine started.
     command_started: u64,
+    /// Whether it was interrupted since.
+    was_interrupted: Cell<bool>,
 }
 
 impl Shell {
@@ -141,6 +148,7 @@ impl Shell {
             word: String::new(),
             last: Mark { status: 0, flags: String::new() },
             command_started: 0,
+            was_interrupted: Cell::new(false),
         };
         shell.command_started = procs::started(shell.process.pid()).unwrap_or(0);
         let set_up = format!(
@@ -185,7 +193,8 @@ impl Shell {
     /// When the shell is gone.
     pub(super) fn begin(&mut self, command: &str) -> io::Result<()> {
         let Mark { status, flags } = &self.last;
-        let mut text = format!("{ABORT}\n");
+        let forget = if self.was_interrupted.take() { FORGET } else { "" };
+        let mut text = format!("{forget}\n{ABORT}\n");
         // `$?` of the last command, which the mark has covered. Under `set -e` it could end the shell.
         if *status != 0 && !flags.contains('e') {
             let restore = format!("__prorl() {{ \\builtin unset -f __prorl; \\builtin return {status}; }}; __prorl\n");
@@ -281,6 +290,7 @@ impl Shell {
 
     /// Interrupts what is in the foreground, and the shell, whatever state the terminal is in.
     pub(super) fn interrupt(&self, pty: &Pty) {
+        self.was_interrupted.set(true);
         self.process.signal_abort();
         if let Some(group) = pty.foreground().filter(|group| *group != self.process.pid()) {
             let _sent = kill(Pid::from_raw(-group.as_raw()), Signal::SIGINT);

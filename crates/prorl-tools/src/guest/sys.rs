@@ -10,9 +10,10 @@ use std::{
     process::{Child, Command},
 };
 
-use nix::sys::signal::Signal;
+use nix::{errno::Errno, sys::signal::Signal, unistd::Pid};
 
 use super::limits::TaskLimits;
+use crate::wire::ExitStatus;
 
 /// Descriptors that a child gets besides its standard ones, as (ours, its number).
 ///
@@ -135,6 +136,36 @@ pub(super) fn boot_ticks() -> u64 {
     // SAFETY: the call writes a timespec, which lives until it returns.
     unsafe { libc::clock_gettime(libc::CLOCK_BOOTTIME, &raw mut time) };
     u64::try_from(time.tv_sec * 100 + time.tv_nsec / 10_000_000).unwrap_or(0)
+}
+
+/// Waits until a child has ended, whichever, and returns its number. It stays to be [collected](collect).
+///
+/// # Errors
+/// When there is no child, or the wait was interrupted.
+pub(super) fn wait_for_any() -> Result<Pid, Errno> {
+    // SAFETY: all bytes of a siginfo_t may be zero.
+    let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
+    // SAFETY: the call writes a siginfo_t, which lives until it returns.
+    let result = unsafe { libc::waitid(libc::P_ALL, 0, &raw mut info, libc::WEXITED | libc::WNOWAIT) };
+    Errno::result(result)?;
+    // SAFETY: the call has succeeded, so this is about a child.
+    Ok(Pid::from_raw(unsafe { info.si_pid() }))
+}
+
+/// Collects a child that has ended and returns how; nothing if it has not, or is no child. nix has no name for half of the signals
+/// that a process can end by, and would never collect it.
+pub(super) fn collect(pid: Pid) -> Option<ExitStatus> {
+    let mut status: libc::c_int = 0;
+    // SAFETY: the call writes an int, which lives until it returns.
+    let collected = unsafe { libc::waitpid(pid.as_raw(), &raw mut status, libc::WNOHANG) };
+    if collected != pid.as_raw() {
+        return None;
+    }
+    Some(if libc::WIFSIGNALED(status) {
+        ExitStatus::Signal(libc::WTERMSIG(status))
+    } else {
+        ExitStatus::Code(libc::WEXITSTATUS(status))
+    })
 }
 
 /// Sends a process the last of the real-time signals, which nix has no name for. One that is gone needs none.

@@ -246,6 +246,40 @@ async fn the_limit_interrupts_and_the_session_lives_on() {
 }
 
 #[tokio::test]
+async fn after_a_limit_the_shell_waits_as_before() {
+    let guest = Guest::start().await;
+    for stopped in
+        ["sleep 1000", "while :; do :; done", "sleep 1000 | cat", "bash -c 'trap \"\" INT; sleep 1000; sleep 1000'"]
+    {
+        let answer = guest.bash(BashCall::new(stopped), MS(200)).await;
+        assert!(
+            matches!(answer.end, BashEnd::LimitPassed { .. }) && answer.restarted.is_none(),
+            "{stopped}: {answer:?}"
+        );
+        let begun = Instant::now();
+        for wait in ["wait", "wait $!"] {
+            assert_eq!(guest.run(&format!("sleep 0.2 & {wait}; echo $?")).await.0, "0\n", "{stopped}: {wait}");
+        }
+        assert!(begun.elapsed() >= MS(400), "{stopped}");
+        assert_eq!(guest.run("trap -p DEBUG").await.0, "", "{stopped}");
+    }
+    guest.bash(BashCall { silence: Some(MS(100)), ..BashCall::new("sleep 1000") }, LONG).await;
+    assert_eq!(guest.bash(BashCall::input("C-c"), LONG).await.end, BashEnd::Exited(130));
+    assert_eq!(guest.run("sleep 0.2 & wait; echo $?").await.0, "0\n");
+}
+
+#[tokio::test]
+async fn a_program_in_the_shells_place_is_ended_with_its_limit() {
+    let guest = Guest::start().await;
+    for program in ["sleep 1000", "bash -c 'sleep 1000; echo never'", "bash"] {
+        let answer = guest.bash(BashCall::new(format!("cd /usr; echo start; exec {program}")), MS(300)).await;
+        assert!(answer.restarted.is_some(), "{program}: {answer:?}");
+        assert!(answer.output.text().starts_with("start\n"), "{program}: {answer:?}");
+        assert_eq!(guest.run("echo here").await, ("here\n".to_owned(), 0), "{program}");
+    }
+}
+
+#[tokio::test]
 async fn a_silent_command_runs_on_and_takes_input() {
     let guest = Guest::start().await;
     let silent = |command: &str| BashCall { silence: Some(MS(300)), ..BashCall::new(command) };

@@ -44,8 +44,21 @@ async fn a_program_runs_with_arguments_input_and_environment() {
         "{failed}"
     );
     assert!(!failed.is_infrastructure());
-    let output = client.exec(&ExecSpec::new(["sh", "-c", "kill -9 $$"]), LONG).await.unwrap();
-    assert_eq!(output.status, ExitStatus::Signal(9));
+}
+
+#[tokio::test]
+async fn every_signal_that_ends_a_program_is_told() {
+    let guest = Guest::bare(&[]);
+    let client = guest.client();
+    // Those that do not end a program, or that bash always ignores.
+    let stops = [libc::SIGSTOP, libc::SIGTSTP, libc::SIGTTIN, libc::SIGTTOU];
+    let harmless = [libc::SIGCHLD, libc::SIGCONT, libc::SIGURG, libc::SIGWINCH, libc::SIGQUIT];
+    for signal in (1..=64).filter(|signal| !stops.contains(signal) && !harmless.contains(signal)) {
+        // One that nobody here has started ends by it as well, and is collected.
+        let script = format!("(setsid bash -c 'kill -{signal} $$' &); kill -{signal} $$; sleep 10");
+        let output = client.exec(&ExecSpec::new(["bash", "-c", &script]), LONG).await.unwrap();
+        assert_eq!(output.status, ExitStatus::Signal(signal));
+    }
 }
 
 /// Tells whether a process runs with this word among its arguments.
