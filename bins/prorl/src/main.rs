@@ -3,6 +3,7 @@
 mod bench;
 mod config;
 mod doctor;
+mod egress;
 mod image;
 mod limits;
 mod mock;

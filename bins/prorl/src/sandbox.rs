@@ -19,12 +19,13 @@ use anyhow::{Context, bail};
 use prorl_core::hello::FakeRoot;
 use prorl_sandbox::{
     Runtime, SandboxError, SandboxSpec,
-    egress::{Egress, EgressConfig, Gate},
+    egress::{Egress, Gate},
 };
 use prorl_tools::host::{AttachSpec, ExecSpec, ToolClient, ToolError};
 
 use self::{arguments::Wanted, session::End, signals::Signals};
 use crate::{
+    egress::ProxyUrl,
     limits::{LimitArgs, MAX_MIB},
     output,
     sandboxes::{SandboxConfig, Sandboxes},
@@ -81,6 +82,14 @@ pub(crate) struct ExecArgs {
     /// Host that HTTP and HTTPS reach through this program, as `host`, `host:port` or `*.domain`; may be given again.
     #[arg(long, value_name = "HOST", conflicts_with = "network")]
     allow: Vec<String>,
+    /// Host of --allow that may be at a private address, such as a mirror in the cluster; may be given again [default:
+    /// `PRORL_EGRESS_PRIVATE`].
+    #[arg(long, value_name = "HOST[:PORT]", value_delimiter = ',', requires = "allow")]
+    egress_private: Vec<String>,
+    /// HTTP proxy of the cluster by which the hosts of --allow are reached, as [http://][USER:PASSWORD@]HOST:PORT; other users of
+    /// this machine can see an argument, so a password belongs into the variable [default: `PRORL_EGRESS_PROXY`, or directly].
+    #[arg(long, value_name = "URL", requires = "allow")]
+    egress_proxy: Option<ProxyUrl>,
     /// Show a file or folder of this machine inside; may be given again.
     #[arg(long, value_name = "SRC:DST[:ro]")]
     bind: Vec<OsString>,
@@ -137,7 +146,7 @@ async fn exec(args: &ExecArgs) -> anyhow::Result<ExitCode> {
 }
 
 async fn run(args: &ExecArgs, wanted: Wanted) -> anyhow::Result<ExitCode> {
-    let Wanted { mut spec, command, workdir, limit, allowed } = wanted;
+    let Wanted { mut spec, command, workdir, limit, egress } = wanted;
     let sandboxes = Sandboxes::open(args.sandboxes.clone())?;
     sandboxes.guest.path().clone_into(&mut spec.guest);
     let runtime: Arc<dyn Runtime> = match args.runtime.as_str() {
@@ -154,9 +163,9 @@ async fn run(args: &ExecArgs, wanted: Wanted) -> anyhow::Result<ExitCode> {
         signal = signals.end() => return Ok(code(128 + signal)),
     };
     let mut sandbox = started?;
-    let egress = match (allowed, sandbox.take_proxy()) {
-        (Some(rules), Some(listener)) => {
-            Some(Egress::serve(listener, Gate::new(Some(rules)), EgressConfig::default()).context("--allow")?)
+    let egress = match (egress, sandbox.take_proxy()) {
+        (Some((rules, config)), Some(listener)) => {
+            Some(Egress::serve(listener, Gate::new(Some(rules)), config).context("--allow")?)
         }
         _ => None,
     };

@@ -18,11 +18,11 @@ use prorl_core::{
 };
 use prorl_llm::pool::{BackendSpec, Policy, PoolConfig};
 use prorl_pipeline::{OnDisconnect, PipelineConfig};
-use prorl_sandbox::egress::{EgressConfig, RuleError, Rules};
 use prorl_server::{Listen, ServerConfig};
 
 use crate::{
     config::{Layers, Source},
+    egress::{self, ProxyUrl},
     limits::ServedLimits,
     output,
     sandboxes::SandboxConfig,
@@ -135,9 +135,10 @@ pub(crate) struct Args {
     /// Host that instances may name although its address is private, such as a mirror in the cluster; may be given again.
     #[arg(long, env = "PRORL_EGRESS_PRIVATE", value_name = "HOST[:PORT]", value_delimiter = ',')]
     egress_private: Option<Vec<String>>,
-    /// HTTP proxy of the cluster by which this server reaches those hosts [default: directly].
-    #[arg(long, env = "PRORL_EGRESS_PROXY", value_name = "HOST:PORT")]
-    egress_proxy: Option<String>,
+    /// HTTP proxy of the cluster by which this server reaches those hosts, as [http://][USER:PASSWORD@]HOST:PORT; other users of
+    /// this machine can see an argument, so a password belongs into the variable or the file [default: directly].
+    #[arg(long, env = "PRORL_EGRESS_PROXY", hide_env_values = true, value_name = "URL")]
+    egress_proxy: Option<ProxyUrl>,
     /// LLM server to add at start; may be given again.
     #[arg(long, env = "PRORL_LLM", value_name = "URL", value_delimiter = ',')]
     llm: Option<Vec<String>>,
@@ -181,18 +182,6 @@ fn above_zero(key: &str, value: usize) -> anyhow::Result<usize> {
         bail!("{key}: expected a number above 0, found 0")
     }
     Ok(value)
-}
-
-/// Reads how hosts are reached that instances name.
-fn egress_config(private: &[String], proxy: Option<&str>) -> anyhow::Result<EgressConfig> {
-    let private = if private.is_empty() {
-        Rules::default()
-    } else {
-        Rules::parse(private).map_err(|error| anyhow::anyhow!("egress_private: {error}"))?
-    };
-    let upstream = proxy.map(str::parse).transpose();
-    let upstream = upstream.map_err(|error: RuleError| anyhow::anyhow!("egress_proxy: {error}"))?;
-    Ok(EgressConfig { private, upstream, ..EgressConfig::default() })
 }
 
 fn settle(args: Args, given: &ArgMatches) -> anyhow::Result<Settings> {
@@ -300,13 +289,15 @@ fn settle(args: Args, given: &ArgMatches) -> anyhow::Result<Settings> {
     let tokenizer = layers.optional("tokenizer", args.tokenizer)?;
     let allow_path = layers.or("allow_path", args.allow_path, Vec::new())?;
     let allow_host_network = layers.or("allow_host_network", args.allow_host_network, false)?;
-    let egress = EgressPolicy {
-        enabled: layers.or("egress", args.egress, true)?,
-        config: egress_config(
-            &layers.or("egress_private", args.egress_private, Vec::new())?,
-            layers.optional("egress_proxy", args.egress_proxy)?.as_deref(),
-        )?,
-    };
+    let is_open = layers.or("egress", args.egress, true)?;
+    let private = layers.or("egress_private", args.egress_private, Vec::new())?;
+    let proxy = layers.optional("egress_proxy", args.egress_proxy)?;
+    if !is_open && (!private.is_empty() || proxy.is_some()) {
+        let key = if private.is_empty() { "egress_proxy" } else { "egress_private" };
+        bail!("{key} is given and egress is false, so that nothing would use it; leave out one of the two");
+    }
+    let config = egress::config(&private, proxy.as_ref(), ["egress_private", "egress_proxy"])?;
+    let egress = EgressPolicy { enabled: is_open, config };
     let llm = layers.or("llm", args.llm, Vec::new())?;
     let policy = match layers.or("policy", args.policy, "active".to_owned())?.as_str() {
         "active" => Policy::Active,

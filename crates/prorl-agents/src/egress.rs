@@ -43,35 +43,41 @@ impl EgressPolicy {
             let rules = Rules::parse(*list).and_then(|rules| self.config.check(&rules));
             rules.map_err(|error| Malformed::new(format!("instance.{field}"), error.to_string()))?;
         }
-        let at = |stage| match network.at(stage) {
-            Reach::Allow(list) => Rules::parse(list).ok(), // as just checked
-            Reach::None | Reach::Host => None,
+        if lists.is_empty() {
+            return Ok(None);
+        }
+        // Refusals name the list that they mean.
+        let at = |stage: Stage| match network.at(stage) {
+            Reach::Allow(list) => {
+                let of_all = matches!(network, NetworkChoice::Allow(_));
+                let name = if of_all { "network.allow".to_owned() } else { format!("network.{stage}.allow") };
+                Rules::parse(list).unwrap_or_default().named(&name) // as just checked
+            }
+            Reach::None | Reach::Host => Rules::default().named(&format!("network.{stage}")),
         };
-        let (init, run, eval) = (at(Stage::Init), at(Stage::Run), at(Stage::Eval));
-        let is_any = !lists.is_empty();
-        Ok(is_any.then(|| Way { init, run, eval, config: self.config.clone() }))
+        let [init, run, eval] = [Stage::Init, Stage::Run, Stage::Eval].map(at);
+        Ok(Some(Way { init, run, eval, config: self.config.clone() }))
     }
 }
 
 /// The way out of a job's sandboxes.
 #[derive(Clone, Debug)]
 pub struct Way {
-    init: Option<Rules>,
-    run: Option<Rules>,
-    eval: Option<Rules>,
+    init: Rules,
+    run: Rules,
+    eval: Rules,
     pub(crate) config: EgressConfig,
 }
 
 impl Way {
     /// Has a gate allow what a stage may reach; nothing between stages.
     pub(crate) fn open(&self, gate: &Gate, stage: Option<Stage>) {
-        let rules = match stage {
-            None => None,
-            Some(Stage::Init) => self.init.clone(),
-            Some(Stage::Run) => self.run.clone(),
-            Some(Stage::Eval) => self.eval.clone(),
-        };
-        gate.set(rules);
+        let rules = stage.map(|stage| match stage {
+            Stage::Init => &self.init,
+            Stage::Run => &self.run,
+            Stage::Eval => &self.eval,
+        });
+        gate.set(rules.cloned());
     }
 }
 
@@ -93,10 +99,9 @@ mod tests {
         }
         let network = json!({"init": {"allow": ["pypi.example"]}, "eval": {"allow": ["*.files.example:8443"]}});
         let way = way(&policy, &network).unwrap().unwrap();
-        let shown = |rules: &Option<Rules>| rules.as_ref().map(ToString::to_string);
-        assert_eq!(shown(&way.init).as_deref(), Some("pypi.example"));
-        assert_eq!(shown(&way.run), None);
-        assert_eq!(shown(&way.eval).as_deref(), Some("*.files.example:8443"));
+        assert_eq!(way.init.to_string(), "pypi.example");
+        assert!(way.run.is_empty());
+        assert_eq!(way.eval.to_string(), "*.files.example:8443");
     }
 
     #[test]
@@ -106,7 +111,14 @@ mod tests {
             (json!({"allow": ["a.example", "10.0.0.0/8"]}), "instance.network.allow: \"10.0.0.0/8\": it is a range"),
             (json!({"run": {"allow": ["*"]}}), "instance.network.run.allow: \"*\": it is every host"),
             (json!({"eval": {"allow": ["10.0.0.1"]}}), "instance.network.eval.allow: \"10.0.0.1\": a private address"),
-            (json!({"init": {"allow": ["169.254.169.254"]}}), "\"169.254.169.254\": a metadata service"),
+            (
+                json!({"init": {"allow": ["169.254.169.254"]}}),
+                "\"169.254.169.254\": a metadata service, which nothing opens",
+            ),
+            (
+                json!({"allow": ["localhost:8006"]}),
+                "instance.network.allow: \"localhost:8006\": a name of this machine itself, which is refused unless the operator",
+            ),
         ] {
             let problem = way(&policy, &network).unwrap_err();
             assert!(problem.contains(expected), "{problem}");

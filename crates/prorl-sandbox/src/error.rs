@@ -245,6 +245,36 @@ impl SandboxError {
 pub(crate) fn is_exhaustion(error: &io::Error) -> bool {
     matches!(
         error.raw_os_error(),
-        Some(libc::ENOSPC | libc::EDQUOT | libc::ENOMEM | libc::EMFILE | libc::ENFILE | libc::EAGAIN)
+        Some(
+            libc::ENOSPC
+                | libc::EDQUOT
+                | libc::ENOMEM
+                | libc::EMFILE
+                | libc::ENFILE
+                | libc::EAGAIN
+                // More files of this user are on their way through sockets than it may have open: starts send some.
+                | libc::ETOOMANYREFS
+        )
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_machine_can_run_out_of_is_its_resources() {
+        for number in
+            [libc::ENOSPC, libc::EDQUOT, libc::ENOMEM, libc::EMFILE, libc::ENFILE, libc::EAGAIN, libc::ETOOMANYREFS]
+        {
+            let system = || io::Error::from_raw_os_error(number);
+            let error = SandboxError::at("send the guest its files", system());
+            assert!(matches!(error, SandboxError::Exhausted { .. }), "{error:?}");
+            assert_eq!(error.failure_class(), FailureClass::Resource, "{error:?}");
+            let spawn = SandboxError::Spawn { path: PathBuf::from("/guest"), source: system() };
+            assert_eq!(spawn.failure_class(), FailureClass::Resource, "{spawn:?}");
+        }
+        let error = SandboxError::at("send the guest its files", io::Error::from_raw_os_error(libc::EPERM));
+        assert_eq!(error.failure_class(), FailureClass::Sandbox);
+    }
 }

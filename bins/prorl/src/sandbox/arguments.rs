@@ -17,6 +17,7 @@ use prorl_sandbox::{
 };
 
 use super::ExecArgs;
+use crate::egress::ProxyUrl;
 
 /// Where a command that may reach some hosts finds the way to them, on its own loopback interface.
 const PROXY_PORT: u16 = 3128;
@@ -40,8 +41,8 @@ pub(super) struct Wanted {
     pub(super) workdir: Option<String>,
     /// How long the command may take.
     pub(super) limit: Duration,
-    /// Which hosts it may reach, if any.
-    pub(super) allowed: Option<Rules>,
+    /// Which hosts it may reach, if any, and by which way.
+    pub(super) egress: Option<(Rules, EgressConfig)>,
 }
 
 impl Wanted {
@@ -59,14 +60,10 @@ impl Wanted {
         let workdir = args.workdir.as_ref().map(|given| utf8("--workdir", given)).transpose()?;
         ensure!(!args.image.as_os_str().is_empty(), "IMAGE: expected an image, found nothing");
         ensure!(workdir.as_deref() != Some(""), "--workdir: expected a folder, found nothing");
-        let allowed = (!args.allow.is_empty()).then(|| Rules::parse(&args.allow)).transpose();
-        let allowed = allowed.map_err(|error| anyhow!("--allow: {error}"))?;
-        if let Some(rules) = &allowed {
-            EgressConfig::default().check(rules).map_err(|error| anyhow!("--allow: {error}"))?;
-        }
+        let egress = if args.allow.is_empty() { None } else { Some(egress(args)?) };
         let mut spec = spec(args, limit)?;
-        spec.proxy_port = allowed.as_ref().map(|_rules| PROXY_PORT);
-        Ok(Self { spec, command: command.collect::<Result<_, _>>()?, workdir, limit, allowed })
+        spec.proxy_port = egress.as_ref().map(|_allowed| PROXY_PORT);
+        Ok(Self { spec, command: command.collect::<Result<_, _>>()?, workdir, limit, egress })
     }
 }
 
@@ -89,6 +86,33 @@ fn spec(args: &ExecArgs, limit: Duration) -> anyhow::Result<SandboxSpec> {
     }
     spec.max_life = limit.saturating_add(LIFE_MARGIN);
     Ok(spec)
+}
+
+/// Reads which hosts may be reached, and by which way.
+fn egress(args: &ExecArgs) -> anyhow::Result<(Rules, EgressConfig)> {
+    const PRIVATE: &str = "PRORL_EGRESS_PRIVATE";
+    const PROXY: &str = "PRORL_EGRESS_PROXY";
+    // They are set for whole machines, where most commands reach nothing; so they are read here, and not by the flags' own means, which
+    // would ask for an --allow.
+    let (private, private_key) = match (args.egress_private.is_empty(), variable(PRIVATE)?) {
+        (true, Some(hosts)) => (hosts.split(',').map(str::to_owned).collect(), PRIVATE),
+        _ => (args.egress_private.clone(), "--egress-private"),
+    };
+    let (proxy, proxy_key) = match &args.egress_proxy {
+        None => (variable(PROXY)?.map(ProxyUrl::from), PROXY),
+        given => (given.clone(), "--egress-proxy"),
+    };
+    let config = crate::egress::config(&private, proxy.as_ref(), [private_key, proxy_key])?;
+    let rules = Rules::parse(&args.allow).map_err(|error| anyhow!("--allow: {error}"))?.named("--allow");
+    config.check(&rules).map_err(|error| anyhow!("--allow: {error}"))?;
+    Ok((rules, config))
+}
+
+/// Returns a variable of this process, unless it is absent or empty.
+fn variable(name: &str) -> anyhow::Result<Option<String>> {
+    let value = std::env::var_os(name).filter(|value| !value.is_empty());
+    // It may hold a password, and is not shown.
+    value.map(|value| value.into_string().map_err(|_odd| anyhow!("{name}: its value is not UTF-8"))).transpose()
 }
 
 fn limit(seconds: Option<f64>) -> anyhow::Result<Duration> {

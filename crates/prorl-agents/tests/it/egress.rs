@@ -6,7 +6,7 @@ use async_trait::async_trait;
 use prorl_agents::{EgressPolicy, Environment};
 use prorl_core::{FailureClass, Status};
 use prorl_pipeline::SubmitError;
-use prorl_sandbox::egress::{EgressConfig, Resolver, Rules};
+use prorl_sandbox::egress::{EgressConfig, Place, Resolver, Rules};
 use serde_json::{Value, json};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
@@ -22,7 +22,7 @@ struct Here;
 
 #[async_trait]
 impl Resolver for Here {
-    async fn resolve(&self, _name: &str) -> io::Result<Vec<IpAddr>> {
+    async fn resolve(&self, _name: &str, _place: &Place) -> io::Result<Vec<IpAddr>> {
         Ok(vec![IpAddr::from([127, 0, 0, 1])])
     }
 }
@@ -48,6 +48,14 @@ async fn server() -> (JoinSet<()>, u16) {
     (tasks, port)
 }
 
+/// Asks the proxy for a host and says why it is refused.
+fn ask_why(host: &str) -> String {
+    format!(
+        "exec 3<>/dev/tcp/127.0.0.1/${{http_proxy##*:}}; printf 'CONNECT {host} HTTP/1.1\\r\\n\\r\\n' >&3
+        read -r _ _ why <&3; exec 3<&-; echo \"$why\""
+    )
+}
+
 fn with_mirror(env: &mut Environment, port: u16) {
     let private = Rules::parse([format!("127.0.0.1:{port}")]).unwrap();
     let config = EgressConfig { private, resolver: Arc::new(Here), ..EgressConfig::default() };
@@ -68,7 +76,7 @@ async fn each_stage_reaches_what_it_may() {
     let asked = format!("{}\n{}", ask("init.example", port), ask("run.example", port));
     let temp = open_temp();
     let store = store(temp.path());
-    let look = bash(&format!("cat /workspace/init\n{asked}"));
+    let look = bash(&format!("cat /workspace/init\n{asked}\n{}", ask_why("init.example:22")));
     let rig = Rig::start(&[look, finish()], Some(&store), |env| with_mirror(env, port)).await;
     let allow = |host: &str| json!({"allow": [format!("{host}:{port}")]});
     let network = json!({"init": allow("init.example"), "run": allow("run.example")});
@@ -80,6 +88,9 @@ async fn each_stage_reaches_what_it_may() {
         let said = &observed(&result)[0];
         let expected = "init.example 200\nrun.example 403\ninit.example 403\nrun.example 200";
         assert!(said.starts_with(expected), "{said}");
+        // It says which of the lists is in force.
+        let why = format!("init.example:22 is not among the allowed hosts of network.run.allow: run.example:{port}");
+        assert!(said.contains(&why), "{said}");
     }
     no_layers(&store).await;
     rig.pipeline.close().await;
@@ -101,13 +112,17 @@ async fn a_job_that_asks_for_nothing_has_no_way_out() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stage_without_a_list_reaches_nothing() {
     let (_server, port) = server().await;
-    let look = bash(&ask("init.example", port));
+    let look = bash(&format!("{}\n{}", ask("init.example", port), ask_why("init.example:22")));
     let rig = Rig::start(&[look, finish()], None, |env| with_mirror(env, port)).await;
     let network = json!({"init": {"allow": [format!("init.example:{port}")]}});
     let setup = format!("[ \"$({})\" = 'init.example 200' ]", ask("init.example", port));
     let result = rig.run(None, &json!({"network": network, "setup": setup, "tools": ["bash", "finish"]})).await;
     assert_eq!(result.outcome.status, Status::Completed, "{:?}", result.error);
-    assert!(observed(&result)[0].starts_with("init.example 403"), "{:?}", observed(&result));
+    let said = &observed(&result)[0];
+    assert!(
+        said.starts_with("init.example 403\negress refused: init.example:22: no host is allowed now by network.run"),
+        "{said}"
+    );
     // And one whose setup needs what it may not reach fails there.
     let result = rig.run(None, &json!({"network": {"run": network["init"]}, "setup": setup})).await;
     assert_eq!(result.outcome.failure_class, Some(FailureClass::Handler), "{:?}", result.error);

@@ -7,6 +7,8 @@ use std::{
 
 use nix::ifaddrs::getifaddrs;
 
+use super::host;
+
 /// What is wrong with an address, and so who may lift it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
@@ -14,13 +16,15 @@ pub(super) enum Kind {
     Public,
     /// Of a network that is private to its owner. An operator may name a host in it.
     Private(&'static str),
-    /// The machine's own, or its link's. An operator may name the very address.
+    /// The machine's own. An operator may name the very address.
     Local(&'static str),
     /// One that nobody is to reach, or that means no single machine.
     Never(&'static str),
 }
 
-const METADATA: Kind = Kind::Never("a metadata service");
+const METADATA: Kind = Kind::Never(host::METADATA);
+/// Of the link alone, where clouds keep more than their metadata.
+const LINK_LOCAL: Kind = Kind::Never("a link-local address");
 const RESERVED: Kind = Kind::Never("a reserved address");
 
 /// Returns what an address is, as its number tells.
@@ -42,7 +46,7 @@ fn kind_v4(address: Ipv4Addr) -> Kind {
         [10, ..] | [192, 168, ..] | [172, 16..=31, ..] => Kind::Private("a private address"),
         [100, 64..=127, ..] => Kind::Private("a provider's private address"),
         [198, 18..=19, ..] => Kind::Private("an address of a test network"),
-        [169, 254, ..] => Kind::Local("a link-local address"),
+        [169, 254, ..] => LINK_LOCAL,
         [224..=239, ..] => Kind::Never("a multicast address"),
         [255, 255, 255, 255] => Kind::Never("the broadcast address"),
         [192, 0, 0, _] | [192, 88, 99, _] | [240..=255, ..] => RESERVED,
@@ -58,7 +62,7 @@ fn kind_v6(address: Ipv6Addr) -> Kind {
         [0x64, 0xff9b, 1, ..] => Kind::Private("a private translator's address"),
         [0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254] => METADATA,
         [0xfc00..=0xfdff, ..] => Kind::Private("a private address"),
-        [0xfe80..=0xfebf, ..] => Kind::Local("a link-local address"),
+        [0xfe80..=0xfebf, ..] => LINK_LOCAL,
         [0xfec0..=0xfeff, ..] => Kind::Private("a site-local address"),
         [0xff00..=0xffff, ..] => Kind::Never("a multicast address"),
         // Both machines of a Teredo tunnel.

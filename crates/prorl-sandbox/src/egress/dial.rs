@@ -8,10 +8,10 @@ use std::{
 };
 
 use hyper::{
-    Method, Request, Uri,
+    Method, Request, StatusCode, Uri,
     body::Incoming,
     client::conn::http1,
-    header::{HOST, HeaderValue},
+    header::{HOST, HeaderValue, PROXY_AUTHORIZATION},
     upgrade::{self, Upgraded},
 };
 use hyper_util::rt::TokioIo;
@@ -21,9 +21,9 @@ use tokio::{
 };
 
 use super::{
-    EgressConfig, HEADER_BYTES,
+    EgressConfig, HEADER_BYTES, Place, Upstream,
     address::{Kind, Own},
-    host::{Destination, Host},
+    host::{Destination, METADATA},
     refusal::{Content, Refusal},
 };
 
@@ -35,17 +35,23 @@ impl EgressConfig {
     ///
     /// Its name is resolved once, and the connection goes to one of the addresses that were looked at: a name that changes its
     /// mind meanwhile changes nothing.
-    pub(super) async fn dial(&self, to: &Destination) -> Result<TcpStream, Refusal> {
+    ///
+    /// # Cancel safety
+    /// Dropping the future ends the attempt; a lookup that goes on keeps the place.
+    pub(super) async fn dial(&self, to: &Destination, place: &Place) -> Result<TcpStream, Refusal> {
+        if to.host.is_metadata() {
+            return Err(Refusal::Name { to: to.clone(), what: METADATA });
+        }
         let deadline = Instant::now() + self.connect_timeout;
         let slow = |_elapsed| Refusal::Slow { to: to.clone(), waited: self.connect_timeout };
         let (addresses, port) = match &self.upstream {
-            None => (timeout_at(deadline, self.addresses(to)).await.map_err(slow)??, to.port),
+            None => (timeout_at(deadline, self.addresses(to, place)).await.map_err(slow)??, to.port),
             Some(upstream) => {
-                if let Host::Address(address) = to.host {
-                    self.look_at(to, vec![address])?;
+                if let Some(known) = to.host.known_addresses() {
+                    self.look_at(to, known)?;
                 }
-                let next = &upstream.0;
-                let found = timeout_at(deadline, self.resolve(next)).await.map_err(slow)?;
+                let next = &upstream.at;
+                let found = timeout_at(deadline, self.resolve(next, place)).await.map_err(slow)?;
                 (found.map_err(|source| unreachable(to, &format!("proxy {next}: {source}")))?, next.port)
             }
         };
@@ -72,15 +78,15 @@ impl EgressConfig {
     }
 
     /// Returns the addresses of a destination that may be connected to.
-    async fn addresses(&self, to: &Destination) -> Result<Vec<IpAddr>, Refusal> {
-        let found = self.resolve(to).await.map_err(|source| Refusal::Unresolved { to: to.clone(), source })?;
+    async fn addresses(&self, to: &Destination, place: &Place) -> Result<Vec<IpAddr>, Refusal> {
+        let found = self.resolve(to, place).await.map_err(|source| Refusal::Unresolved { to: to.clone(), source })?;
         self.look_at(to, found)
     }
 
-    async fn resolve(&self, to: &Destination) -> io::Result<Vec<IpAddr>> {
-        let found = match &to.host {
-            Host::Address(address) => vec![*address],
-            Host::Name(name) => self.resolver.resolve(name).await?,
+    async fn resolve(&self, to: &Destination, place: &Place) -> io::Result<Vec<IpAddr>> {
+        let found = match to.host.known_addresses() {
+            Some(known) => known,
+            None => self.resolver.resolve(&to.host.to_string(), place).await?,
         };
         if found.is_empty() { Err(io::Error::new(io::ErrorKind::NotFound, "no such name")) } else { Ok(found) }
     }
@@ -110,8 +116,12 @@ impl EgressConfig {
             Kind::Public => None,
             Kind::Never(what) => Some(what),
             Kind::Private(what) => (!self.private.allows(to) && !self.private.allows(&at_address)).then_some(what),
-            // A name is not enough: whoever answers for it could mean any service of this machine.
-            Kind::Local(what) => (!self.private.allows(&at_address)).then_some(what),
+            // A name is not enough: whoever answers for it could mean any service of this machine. For its own names nobody else
+            // answers.
+            Kind::Local(what) => {
+                let is_named = to.host.is_loopback() && self.private.allows(to);
+                (!is_named && !self.private.allows(&at_address)).then_some(what)
+            }
         }
     }
 }
@@ -122,6 +132,11 @@ fn client() -> http1::Builder {
     client
 }
 
+/// Says that the proxy before it does not know who asks.
+pub(super) fn stranger(to: &Destination) -> Refusal {
+    unreachable(to, "the proxy before it wants another user or password than it was given")
+}
+
 fn unreachable(to: &Destination, why: &str) -> Refusal {
     Refusal::Unreachable { to: to.clone(), why: why.to_owned() }
 }
@@ -130,7 +145,7 @@ fn unreachable(to: &Destination, why: &str) -> Refusal {
 pub(super) async fn through(
     stream: TcpStream,
     to: &Destination,
-    limit: Duration,
+    (upstream, limit): (&Upstream, Duration),
 ) -> Result<TokioIo<Upgraded>, Refusal> {
     let failed = |error: hyper::Error| unreachable(to, &format!("the proxy before it: {error}"));
     let asked = async {
@@ -141,10 +156,16 @@ pub(super) async fn through(
         let (uri, host) = named.ok_or_else(|| unreachable(to, "its name does not fit into a request"))?;
         *request.uri_mut() = uri;
         request.headers_mut().insert(HOST, host);
+        if let Some(credentials) = &upstream.credentials {
+            request.headers_mut().insert(PROXY_AUTHORIZATION, credentials.clone());
+        }
         let handshake = client().handshake(TokioIo::new(stream));
         let (mut sender, connection) = handshake.await.map_err(failed)?;
         let mut exchange = pin!(async move {
             let response = sender.send_request(request).await.map_err(failed)?;
+            if response.status() == StatusCode::PROXY_AUTHENTICATION_REQUIRED {
+                return Err(stranger(to));
+            }
             if !response.status().is_success() {
                 return Err(unreachable(to, &format!("the proxy before it answered {}", response.status())));
             }

@@ -11,6 +11,33 @@ use idna::{AsciiDenyList, domain_to_ascii_cow};
 const MAX_NAME: usize = 253;
 const MAX_LABEL: usize = 63;
 
+/// What the names and addresses are by which a cloud tells a machine its secrets.
+pub(super) const METADATA: &str = "a metadata service";
+
+/// Names by which clouds' own name servers, and those of the proxies in them, give out the addresses of such services.
+const METADATA_NAMES: [&str; 7] = [
+    "instance-data",
+    "instance-data.ec2.internal",
+    "metadata",
+    "metadata.goog",
+    "metadata.google.internal",
+    "metadata.platformequinix.com",
+    "metadata.tencentyun.com",
+];
+
+/// Names that stand for this machine alone wherever they are asked for (RFC 6761 and what `/etc/hosts` usually holds), as do all
+/// names below the first.
+const LOOPBACK_NAMES: [&str; 8] = [
+    "localhost",
+    "localhost.localdomain",
+    "localhost4",
+    "localhost4.localdomain4",
+    "localhost6",
+    "localhost6.localdomain6",
+    "ip6-localhost",
+    "ip6-loopback",
+];
+
 /// A name or an address, in the one spelling that is compared: a name in lower case, in its ASCII form and without the dot at
 /// its end; an IPv4 address as such, however it was wrapped.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -56,6 +83,28 @@ impl Host {
         match self {
             Self::Name(name) => name.strip_suffix(domain).is_some_and(|rest| rest.len() > 1 && rest.ends_with('.')),
             Self::Address(_) => false,
+        }
+    }
+
+    /// Tells whether it is a name that can only be this machine's.
+    pub(super) fn is_loopback(&self) -> bool {
+        match self {
+            Self::Name(name) => LOOPBACK_NAMES.contains(&&**name) || self.is_below(LOOPBACK_NAMES[0]),
+            Self::Address(_) => false,
+        }
+    }
+
+    /// Tells whether it is a name that is known for a metadata service.
+    pub(super) fn is_metadata(&self) -> bool {
+        matches!(self, Self::Name(name) if METADATA_NAMES.contains(&&**name))
+    }
+
+    /// Returns the addresses that it means whoever is asked; nothing for a name that others answer for.
+    pub(super) fn known_addresses(&self) -> Option<Vec<IpAddr>> {
+        match self {
+            Self::Address(address) => Some(vec![*address]),
+            Self::Name(_) if self.is_loopback() => Some(vec![Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()]),
+            Self::Name(_) => None,
         }
     }
 }

@@ -20,26 +20,32 @@
 //! ```
 
 mod address;
+mod check;
 mod dial;
 mod gate;
 mod host;
+mod opening;
 mod proxy;
 mod refusal;
 mod resolve;
 mod rules;
+mod traffic;
+mod upstream;
 
-use std::{fmt, io, net::TcpListener as StdListener, str::FromStr, sync::Arc, time::Duration};
+use std::{io, net::TcpListener as StdListener, sync::Arc, time::Duration};
 
-use tokio::{net::TcpListener, sync::oneshot, task::JoinSet};
+use tokio::{
+    net::TcpListener,
+    sync::{Semaphore, oneshot},
+    task::JoinSet,
+};
 
 pub use gate::Gate;
-pub use resolve::{Resolver, SystemResolver};
+pub use resolve::{Place, Resolver, SystemResolver};
 pub use rules::{MAX_RULES, Rule, RuleError, Rules};
+pub use upstream::Upstream;
 
-use self::{
-    address::Kind,
-    host::{Destination, shortened},
-};
+use self::proxy::Terms;
 
 /// Bytes of a request's or an answer's head at most.
 const HEADER_BYTES: usize = 64 << 10;
@@ -51,21 +57,26 @@ const PAUSE: Duration = Duration::from_millis(100);
 #[derive(Clone, Debug)]
 pub struct EgressConfig {
     /// Hosts that may be at private addresses, such as an operator's own mirrors; a gate has to allow them too. A
-    /// name lifts what is private. What is this machine's own (its addresses, loopback, link-local) is lifted only by the
-    /// address itself, and metadata services by nothing.
+    /// name lifts what is private. What is this machine's own (its addresses, loopback) is lifted only by the address
+    /// itself or by `localhost`, and metadata services and link-local addresses by nothing: see
+    /// [`check_private`](Self::check_private).
     pub private: Rules,
     /// The proxy that everything goes through. Names are then resolved there, and only the addresses that are named as
-    /// such are looked at here.
+    /// such, or as `localhost`, are looked at here.
     pub upstream: Option<Upstream>,
     /// What knows the addresses of names.
     pub resolver: Arc<dyn Resolver>,
     /// Connections at the same time; more wait to be accepted.
     pub max_connections: usize,
+    /// Connections at the same time for which a name is being looked up or that are being made. More wait for as long as
+    /// [`connect_timeout`](Self::connect_timeout), and are then refused: what a resolver and a silent name server
+    /// can be made to hold is this much for each sandbox.
+    pub max_opening: usize,
     /// How long a request's head may take to arrive, and how long a connection waits for the next one.
     pub header_timeout: Duration,
     /// How long resolving and connecting may take together.
     pub connect_timeout: Duration,
-    /// How long an answer may take to begin, and how long a connection may be silent; at most twice this.
+    /// How long an answer may take to begin, and how long a connection may be silent.
     pub idle_timeout: Duration,
 }
 
@@ -76,55 +87,11 @@ impl Default for EgressConfig {
             upstream: None,
             resolver: Arc::new(SystemResolver::default()),
             max_connections: 64,
+            max_opening: 8,
             header_timeout: Duration::from_secs(30),
             connect_timeout: Duration::from_secs(10),
             idle_timeout: Duration::from_mins(5),
         }
-    }
-}
-
-impl EgressConfig {
-    /// Checks that nothing is listed that would be refused whenever it is asked for: an address that is not public and that
-    /// [`private`](Self::private) does not lift. What names will stand for is not known before.
-    ///
-    /// # Errors
-    /// Names the first such entry.
-    pub fn check(&self, rules: &Rules) -> Result<(), RuleError> {
-        for rule in rules.iter() {
-            let Some(address) = rule.address() else { continue };
-            let (Kind::Private(what) | Kind::Local(what) | Kind::Never(what)) = address::kind(address) else {
-                continue;
-            };
-            let is_lifted =
-                |port| self.refuses(&Destination::at(address, port), address, address::kind(address)).is_none();
-            if !rule.ports().into_iter().any(is_lifted) {
-                let problem = format!("{what}, which is refused; only an operator can lift that");
-                return Err(RuleError { entry: rule.to_string(), problem });
-            }
-        }
-        Ok(())
-    }
-}
-
-/// An HTTP proxy that knows the way out, as `HOST:PORT` or `http://HOST:PORT`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Upstream(Destination);
-
-impl FromStr for Upstream {
-    type Err = RuleError;
-
-    fn from_str(text: &str) -> Result<Self, RuleError> {
-        let bare = text.strip_prefix("http://").map_or(text, |rest| rest.strip_suffix('/').unwrap_or(rest));
-        let to = Destination::parse(bare, None);
-        let to =
-            to.map_err(|problem| RuleError { entry: shortened(text), problem: format!("no HTTP proxy: {problem}") })?;
-        Ok(Self(to))
-    }
-}
-
-impl fmt::Display for Upstream {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
     }
 }
 
@@ -147,7 +114,8 @@ impl Egress {
         let listener = TcpListener::from_std(listener)?;
         let (stop, stopped) = oneshot::channel();
         let mut tasks = JoinSet::new();
-        tasks.spawn(accept(listener, gate, Arc::new(config), stopped));
+        let places = Arc::new(Semaphore::new(config.max_opening));
+        tasks.spawn(accept(listener, Arc::new(Terms { gate, config, places }), stopped));
         Ok(Self { tasks, stop })
     }
 
@@ -162,7 +130,7 @@ impl Egress {
     }
 }
 
-async fn accept(listener: TcpListener, gate: Gate, config: Arc<EgressConfig>, mut stop: oneshot::Receiver<()>) {
+async fn accept(listener: TcpListener, terms: Arc<Terms>, mut stop: oneshot::Receiver<()>) {
     let mut open = JoinSet::new();
     loop {
         tokio::select! {
@@ -173,9 +141,9 @@ async fn accept(listener: TcpListener, gate: Gate, config: Arc<EgressConfig>, mu
                     tracing::error!(%error, "egress connection panicked");
                 }
             }
-            accepted = listener.accept(), if open.len() < config.max_connections => match accepted {
+            accepted = listener.accept(), if open.len() < terms.config.max_connections => match accepted {
                 Ok((client, _)) => {
-                    open.spawn(proxy::attend(client, gate.clone(), Arc::clone(&config)));
+                    open.spawn(proxy::attend(client, Arc::clone(&terms)));
                 }
                 Err(error) => {
                     tracing::warn!(%error, "egress cannot accept");

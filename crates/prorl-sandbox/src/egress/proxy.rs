@@ -1,16 +1,6 @@
 //! One connection of a sandbox: requests and their answers, then perhaps a tunnel.
 
-use std::{
-    convert::Infallible,
-    io,
-    pin::Pin,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
-    task::{Context, Poll},
-    time::Duration,
-};
+use std::{convert::Infallible, io, sync::Arc};
 
 use hyper::{
     Method, Request, Response, StatusCode, Uri, Version,
@@ -26,15 +16,19 @@ use hyper::{
 use hyper_util::rt::{TokioIo, TokioTimer};
 use parking_lot::Mutex;
 use tokio::{
-    io::{AsyncRead, AsyncWrite, AsyncWriteExt as _, ReadBuf, copy_bidirectional_with_sizes},
+    io::{AsyncRead, AsyncWrite, AsyncWriteExt as _, copy_bidirectional_with_sizes},
     net::TcpStream,
+    sync::Semaphore,
+    time::timeout,
 };
 
 use super::{
-    EgressConfig, Gate, HEADER_BYTES, dial,
+    EgressConfig, Gate, HEADER_BYTES, Place, dial,
     gate::{Passage, Passing},
     host::Destination,
+    opening,
     refusal::{Content, Refusal, Relayed},
+    traffic::{Noted, Traffic},
 };
 
 /// Bytes that a tunnel holds in each direction.
@@ -56,51 +50,63 @@ const HOP_BY_HOP: [HeaderName; 9] = [
     UPGRADE,
 ];
 
+/// What holds for every connection of one sandbox.
+pub(super) struct Terms {
+    pub(super) gate: Gate,
+    pub(super) config: EgressConfig,
+    /// Those for what is being looked up or connected to.
+    pub(super) places: Arc<Semaphore>,
+}
+
 /// Attends to a connection until either side ends it, it is silent for too long, or the gate shuts on it.
 ///
 /// # Cancel safety
 /// Dropping the future closes both sides.
-pub(super) async fn attend(client: TcpStream, gate: Gate, config: Arc<EgressConfig>) {
+pub(super) async fn attend(client: TcpStream, terms: Arc<Terms>) {
     let _ = client.set_nodelay(true);
-    let traffic = Arc::new(AtomicU64::new(0));
-    let counted = Counted { stream: client, traffic: Arc::clone(&traffic) };
+    let traffic = Traffic::begin();
     let passing = Passing::default();
-    let idle = silence(&traffic, config.idle_timeout);
-    let desk =
-        Desk { gate: gate.clone(), config: Arc::clone(&config), passing: passing.clone(), tunnel: Mutex::new(None) };
+    let idle = traffic.ceases(terms.config.idle_timeout);
+    let desk = Desk {
+        terms: Arc::clone(&terms),
+        passing: passing.clone(),
+        traffic: traffic.clone(),
+        tunnel: Mutex::new(None),
+    };
     tokio::select! {
         biased;
-        () = gate.shuts_on(&passing) => {}
+        () = terms.gate.shuts_on(&passing) => {}
         () = idle => tracing::debug!("egress connection was silent for too long"),
-        () = desk.serve(counted) => {}
-    }
-}
-
-/// Waits until nothing has passed for a while: at least this long, at most twice.
-async fn silence(traffic: &AtomicU64, limit: Duration) {
-    let mut seen = traffic.load(Ordering::Relaxed);
-    loop {
-        tokio::time::sleep(limit).await;
-        let now = traffic.load(Ordering::Relaxed);
-        if now == seen {
-            return;
-        }
-        seen = now;
+        () = desk.receive(client) => {}
     }
 }
 
 /// What one connection's requests are answered with.
 struct Desk {
-    gate: Gate,
-    config: Arc<EgressConfig>,
+    terms: Arc<Terms>,
     passing: Passing,
+    traffic: Traffic,
     /// What the connection becomes after the answer that is being sent.
     tunnel: Mutex<Option<Tunnel>>,
 }
 
 impl Desk {
-    async fn serve(&self, client: Counted) {
+    /// Serves a connection, unless it begins with what gets no word from the parser of requests.
+    async fn receive(&self, client: TcpStream) {
+        let looked = timeout(self.terms.config.header_timeout, opening::look_at(&client));
+        match looked.await {
+            Ok(Ok(())) => self.serve(Noted { stream: client, traffic: self.traffic.clone() }).await,
+            Ok(Err(refusal)) => {
+                tracing::debug!(%refusal, "egress refused");
+                opening::refuse(client, &refusal).await;
+            }
+            Err(_elapsed) => tracing::debug!("egress connection asked for nothing"),
+        }
+    }
+
+    async fn serve(&self, client: Noted) {
         let service = service_fn(|request| async {
+            let _work = self.traffic.work();
             let answered = match *request.method() {
                 Method::CONNECT => self.connect(request).await,
                 _ => self.forward(request).await,
@@ -112,7 +118,7 @@ impl Desk {
         });
         let served = http1::Builder::new()
             .timer(TokioTimer::new())
-            .header_read_timeout(self.config.header_timeout)
+            .header_read_timeout(self.terms.config.header_timeout)
             .max_buf_size(HEADER_BYTES)
             .max_header_size(HEADER_BYTES)
             .serve_connection(TokioIo::new(client), service)
@@ -129,11 +135,20 @@ impl Desk {
     /// Notes where a request is to go and asks the rules.
     fn admit(&self, to: Destination) -> Result<Passage, Refusal> {
         let passage = self.passing.to(to.clone());
-        let rules = self.gate.rules();
+        let rules = self.terms.gate.rules();
         if rules.allows(&passage) {
             return Ok(passage);
         }
-        Err(if rules.is_empty() { Refusal::NothingAllowed { to } } else { Refusal::NotAllowed { to, rules } })
+        Err(if rules.is_empty() { Refusal::NothingAllowed { to, rules } } else { Refusal::NotAllowed { to, rules } })
+    }
+
+    /// Waits for one of the sandbox's places, and not for ever.
+    async fn place(&self, to: &Destination) -> Result<Place, Refusal> {
+        let EgressConfig { connect_timeout: waited, max_opening: n_places, .. } = self.terms.config;
+        match timeout(waited, Arc::clone(&self.terms.places).acquire_owned()).await {
+            Ok(Ok(permit)) => Ok(Place::new(permit)),
+            Ok(Err(_)) | Err(_) => Err(Refusal::Busy { to: to.clone(), waited, n_places }),
+        }
     }
 
     async fn connect(&self, mut request: Request<Incoming>) -> Result<Response<Content>, Refusal> {
@@ -145,10 +160,14 @@ impl Desk {
         let authority = authority.ok_or_else(|| Refusal::Malformed("CONNECT takes HOST:PORT".to_owned()))?;
         let to = Destination::parse(authority.as_str(), None).map_err(Refusal::Malformed)?;
         let to = self.admit(to)?;
-        let stream = self.config.dial(&to).await?;
-        let outside: Box<dyn Duplex> = match self.config.upstream {
+        let place = self.place(&to).await?;
+        let stream = self.terms.config.dial(&to, &place).await?;
+        let outside: Box<dyn Duplex> = match &self.terms.config.upstream {
             None => Box::new(stream),
-            Some(_) => Box::new(dial::through(stream, &to, self.config.connect_timeout).await?),
+            Some(upstream) => {
+                let limit = self.terms.config.connect_timeout;
+                Box::new(dial::through(stream, &to, (upstream, limit)).await?)
+            }
         };
         let upgrading = upgrade::on(&mut request);
         *self.tunnel.lock() = Some(Tunnel { upgrading, outside, _passage: to });
@@ -156,6 +175,10 @@ impl Desk {
     }
 
     async fn forward(&self, mut request: Request<Incoming>) -> Result<Response<Content>, Refusal> {
+        if request.method() == Method::TRACE {
+            // A proxy before this one could show what it is told, with the password.
+            return Err(Refusal::Malformed("TRACE is not passed on".to_owned()));
+        }
         let uri = request.uri();
         let authority = match (uri.scheme_str(), uri.authority()) {
             (Some("http"), Some(authority)) => authority,
@@ -173,7 +196,7 @@ impl Desk {
         let host = if to.port == 80 { to.host.to_string() } else { to.to_string() };
         let query = uri.query().map(|query| format!("?{query}")).unwrap_or_default();
         let path = format!("{}{query}", uri.path());
-        let target = match self.config.upstream {
+        let target = match self.terms.config.upstream {
             None => Uri::try_from(path),
             Some(_) => Uri::try_from(format!("http://{host}{path}")),
         };
@@ -187,11 +210,21 @@ impl Desk {
         headers.remove(CONTENT_LENGTH);
         headers.remove(EXPECT);
         headers.insert(HOST, host);
-        let stream = self.config.dial(&to).await?;
-        let (mut response, connection) = dial::ask(stream, request, &to, self.config.idle_timeout).await?;
+        if let Some(credentials) = self.terms.config.upstream.as_ref().and_then(|upstream| upstream.credentials.clone())
+        {
+            headers.insert(PROXY_AUTHORIZATION, credentials);
+        }
+        let place = self.place(&to).await?;
+        let stream = self.terms.config.dial(&to, &place).await?;
+        drop(place);
+        let (mut response, connection) = dial::ask(stream, request, &to, self.terms.config.idle_timeout).await?;
         if response.status() == StatusCode::SWITCHING_PROTOCOLS {
             let why = "it changed the protocol, which nobody asked for".to_owned();
             return Err(Refusal::Unreachable { to: Destination::clone(&to), why });
+        }
+        if response.status() == StatusCode::PROXY_AUTHENTICATION_REQUIRED && self.terms.config.upstream.is_some() {
+            // It asks this side, and not the program inside.
+            return Err(dial::stranger(&to));
         }
         drop_hop_by_hop(response.headers_mut());
         *response.version_mut() = Version::HTTP_11;
@@ -228,7 +261,7 @@ impl Tunnel {
     async fn run(mut self) {
         let passed = async {
             let upgraded = self.upgrading.await.map_err(io::Error::other)?;
-            let parts = upgraded.downcast::<TokioIo<Counted>>().map_err(|_other| io::ErrorKind::Unsupported)?;
+            let parts = upgraded.downcast::<TokioIo<Noted>>().map_err(|_other| io::ErrorKind::Unsupported)?;
             let mut client = parts.io.into_inner();
             // What came right behind the request.
             self.outside.write_all(&parts.read_buf).await?;
@@ -237,60 +270,5 @@ impl Tunnel {
         if let Err(error) = passed.await {
             tracing::debug!(%error, "egress tunnel broke");
         }
-    }
-}
-
-/// The sandbox's side of a connection. Whatever passes, passes here, and is counted.
-struct Counted {
-    stream: TcpStream,
-    traffic: Arc<AtomicU64>,
-}
-
-impl Counted {
-    fn count(&self, n_bytes: usize) {
-        self.traffic.fetch_add(n_bytes as u64, Ordering::Relaxed);
-    }
-}
-
-impl AsyncRead for Counted {
-    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        let before = into.filled().len();
-        let read = Pin::new(&mut self.stream).poll_read(cx, into);
-        self.count(into.filled().len() - before);
-        read
-    }
-}
-
-impl AsyncWrite for Counted {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        let written = Pin::new(&mut self.stream).poll_write(cx, bytes);
-        if let Poll::Ready(Ok(n_bytes)) = &written {
-            self.count(*n_bytes);
-        }
-        written
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        parts: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        let written = Pin::new(&mut self.stream).poll_write_vectored(cx, parts);
-        if let Poll::Ready(Ok(n_bytes)) = &written {
-            self.count(*n_bytes);
-        }
-        written
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(cx)
     }
 }

@@ -1,6 +1,6 @@
 //! Which hosts may be reached: a list as people write it.
 
-use std::{fmt, net::IpAddr, str::FromStr, sync::Arc};
+use std::{fmt, str::FromStr, sync::Arc};
 
 use super::host::{Destination, Host, shortened, split_port};
 
@@ -48,16 +48,21 @@ impl Rule {
         is_host && self.port.map_or_else(|| DEFAULT_PORTS.contains(&to.port), |port| port == to.port)
     }
 
-    /// Returns the address, if it is for one and not for names.
-    pub fn address(&self) -> Option<IpAddr> {
+    /// Returns the host that it is for, or the name below which it is for all.
+    pub(super) fn host(&self) -> Host {
         match &self.pattern {
-            Pattern::Exactly(Host::Address(address)) => Some(*address),
-            Pattern::Exactly(Host::Name(_)) | Pattern::Below(_) => None,
+            Pattern::Exactly(host) => host.clone(),
+            Pattern::Below(domain) => Host::Name(domain.clone()),
         }
     }
 
+    /// Tells whether it is for all names below one.
+    pub(super) fn is_wildcard(&self) -> bool {
+        matches!(self.pattern, Pattern::Below(_))
+    }
+
     /// Returns the ports that it is for.
-    pub fn ports(&self) -> Vec<u16> {
+    pub(super) fn ports(&self) -> Vec<u16> {
         self.port.map_or_else(|| DEFAULT_PORTS.to_vec(), |port| vec![port])
     }
 
@@ -137,7 +142,11 @@ impl fmt::Display for Rule {
 /// # Ok::<(), prorl_sandbox::egress::RuleError>(())
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Rules(Arc<[Rule]>);
+pub struct Rules {
+    entries: Arc<[Rule]>,
+    /// What refusals call the list.
+    name: Option<Arc<str>>,
+}
 
 impl Rules {
     /// Reads a list. An entry is `host`, for ports 80 and 443; `host:port`, for that port; or, with `*.` before it, for every
@@ -159,21 +168,32 @@ impl Rules {
             }
             rules.push(rule);
         }
-        Ok(Self(rules.into()))
+        Ok(Self { entries: rules.into(), name: None })
+    }
+
+    /// Gives it a name, such as `network.run.allow`, by which a refusal tells which of several lists it means.
+    #[must_use]
+    pub fn named(self, name: &str) -> Self {
+        Self { name: Some(name.into()), ..self }
+    }
+
+    /// Returns its name.
+    pub(super) fn name(&self) -> Option<&str> {
+        self.name.as_deref()
     }
 
     /// Returns the entries.
     pub fn iter(&self) -> impl Iterator<Item = &Rule> {
-        self.0.iter()
+        self.entries.iter()
     }
 
     /// Tells whether it allows nothing.
     pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.entries.is_empty()
     }
 
     pub(super) fn allows(&self, to: &Destination) -> bool {
-        self.0.iter().any(|rule| rule.allows(to))
+        self.entries.iter().any(|rule| rule.allows(to))
     }
 }
 
@@ -181,11 +201,11 @@ impl Rules {
 impl fmt::Display for Rules {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut before = "";
-        for rule in self.0.iter().take(SHOWN) {
+        for rule in self.entries.iter().take(SHOWN) {
             write!(f, "{before}{rule}")?;
             before = ", ";
         }
-        match self.0.len().saturating_sub(SHOWN) {
+        match self.entries.len().saturating_sub(SHOWN) {
             0 => Ok(()),
             more => write!(f, " and {more} more"),
         }

@@ -174,12 +174,21 @@ pub fn read_order(channel: &OwnedFd) -> Result<Order, StartFailure> {
 /// Sends the first frame to the host, and with it copies of `files`.
 ///
 /// # Errors
-/// When the host is gone.
+/// When the host is gone, or when no more files can be on their way between processes, which it is told instead.
 pub fn greet(channel: &OwnedFd, greeting: &Greeting, files: &[OwnedFd]) -> io::Result<()> {
     let bytes = frame::encode(greeting).map_err(io::Error::other)?;
     let files: Vec<_> = files.iter().map(AsFd::as_fd).collect();
-    let n_sent = parcel::send(channel, &bytes, &files)?;
-    stream(channel)?.write_all(&bytes[n_sent..])
+    match parcel::send(channel, &bytes, &files) {
+        Ok(n_sent) => stream(channel)?.write_all(&bytes[n_sent..]),
+        Err(error) if files.is_empty() => Err(error),
+        Err(error) => {
+            // Nothing has been sent: what holds the files back lets a word through.
+            let errno = error.raw_os_error().unwrap_or_default();
+            let (step, target) = ("send open files".to_owned(), String::new());
+            greet(channel, &Greeting::Failed(StartFailure { step, target, errno }), &[])?;
+            Err(error)
+        }
+    }
 }
 
 /// Tells the host what became of a chore.

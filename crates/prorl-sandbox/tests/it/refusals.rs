@@ -1,8 +1,28 @@
 //! What keeps a sandbox from standing is said by name, and nothing is left of the attempt.
 
-use std::{fs, os::unix::fs::PermissionsExt as _, path::Path, process::Command, time::Duration};
+use std::{
+    fs,
+    io::{IoSlice, Read as _},
+    os::{
+        fd::AsRawFd as _,
+        unix::{fs::PermissionsExt as _, net::UnixStream},
+    },
+    path::Path,
+    process::Command,
+    time::Duration,
+};
 
-use prorl_core::FailureClass;
+use nix::{
+    errno::Errno,
+    sys::{
+        resource::{Resource, setrlimit},
+        socket::{ControlMessage, MsgFlags, sendmsg},
+    },
+};
+use prorl_core::{
+    FailureClass, frame,
+    hello::{Greeting, StartFailure},
+};
 use prorl_sandbox::{Bind, Image, Runtime as _, SandboxError, SandboxSpec};
 use tokio::time::Instant;
 
@@ -159,4 +179,40 @@ async fn a_machine_without_user_namespaces_is_told_what_forbids_them() {
         return skip(ME, "no setpriv and unshare here, or this program is closed to other users");
     }
     assert_passed(&alone(ME, &wrapper).output().unwrap());
+}
+
+#[test]
+fn a_guest_whose_files_cannot_travel_says_so() {
+    const ME: &str = "refusals::a_guest_whose_files_cannot_travel_says_so";
+    if !is_alone(ME) {
+        return assert_passed(&alone(ME, &[]).output().unwrap());
+    }
+    // What is on its way is counted for a user, and root may have as much as it likes.
+    if is_root() {
+        nix::unistd::setuid(nix::unistd::Uid::from_raw(65534)).unwrap();
+    }
+    setrlimit(Resource::RLIMIT_NOFILE, 64, 64).unwrap();
+    let null = fs::File::open("/dev/null").unwrap();
+    let (_nobody_reads, sender) = UnixStream::pair().unwrap();
+    let refused = loop {
+        let files = [null.as_raw_fd(); 16];
+        let control = [ControlMessage::ScmRights(&files)];
+        let sent = sendmsg::<()>(sender.as_raw_fd(), &[IoSlice::new(b"x")], &control, MsgFlags::empty(), None);
+        if let Err(error) = sent {
+            break error;
+        }
+    };
+    assert_eq!(refused, Errno::ETOOMANYREFS);
+
+    let (mut host, guest) = UnixStream::pair().unwrap();
+    let failure = |step: &str, errno| StartFailure { step: step.to_owned(), target: String::new(), errno };
+    let greeting = Greeting::Failed(failure("any", 0));
+    let error = prorl_sandbox::init::greet(&guest.into(), &greeting, &[null.into()]).unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(libc::ETOOMANYREFS));
+    let mut heard = Vec::new();
+    host.read_to_end(&mut heard).unwrap();
+    let (header, body) = heard.split_first_chunk().unwrap();
+    assert_eq!(frame::body_len(*header).unwrap(), body.len());
+    let told: Greeting = frame::decode(body).unwrap();
+    assert_eq!(told, Greeting::Failed(failure("send open files", libc::ETOOMANYREFS)));
 }

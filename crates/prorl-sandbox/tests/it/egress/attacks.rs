@@ -52,6 +52,22 @@ async fn the_url_says_the_host_and_headers_do_not() {
     talk.say("GET http://other.example/ HTTP/1.1\r\nHost: web.example\r\n\r\n").await;
     assert!(talk.answer().await.starts_with("HTTP/1.1 403 "));
     assert_eq!(other.take(), [""; 0]);
+    // So are those that were sent before the first was answered.
+    let mut talk = proxy.talk().await;
+    let get = |host: &str| format!("GET http://{host}/ HTTP/1.1\r\nHost: web.example\r\n\r\n");
+    talk.say(&[get("web.example"), get("other.example"), get("web.example"), get("127.0.0.1")].concat()).await;
+    for status in [200, 403, 200, 403] {
+        let answer = talk.answer().await;
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{answer}");
+    }
+    assert_eq!((web.take().len(), other.take().len()), (2, 0));
+    // A connection that becomes a tunnel is one to its first host for good.
+    talk.say(&[&get("web.example"), "CONNECT web.example:80 HTTP/1.1\r\n\r\n", &get("other.example")].concat()).await;
+    for _ in 0..2 {
+        assert!(talk.answer().await.starts_with("HTTP/1.1 200 "));
+    }
+    assert!(talk.answer().await.ends_with("web"));
+    assert_eq!(other.take(), [""; 0]);
     proxy.egress.end().await;
 }
 

@@ -1,12 +1,15 @@
 //! What a connection may hold, and for how long.
 
-use std::time::Duration;
+use std::{io, net::IpAddr, sync::Arc, time::Duration};
 
+use async_trait::async_trait;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use prorl_sandbox::egress::EgressConfig;
+use parking_lot::Mutex;
+use prorl_sandbox::egress::{EgressConfig, Place, Resolver};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpStream,
+    sync::Semaphore,
     task::JoinSet,
     time::{Instant, timeout},
 };
@@ -64,6 +67,10 @@ async fn who_says_nothing_or_says_it_slowly_is_hung_up_on() {
         tunnel.say("tick").await;
         tunnel.hears("tick").await;
     }
+    // A body that never comes.
+    let stalled = "POST http://web.example/ HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nhalf";
+    let answer = proxy.ask(stalled).await;
+    assert!(answer.starts_with("HTTP/1.1 504 "), "{answer}");
     // One side of it may end before the other.
     tunnel.0.get_mut().shutdown().await.unwrap();
     assert_eq!(tunnel.rest().await, "");
@@ -92,6 +99,68 @@ async fn a_server_that_does_not_answer_is_given_up() {
     let answer = proxy.ask("CONNECT shut.example:80 HTTP/1.1\r\n\r\n").await;
     assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
     proxy.egress.end().await;
+}
+
+/// A resolver with few threads, one of whose name servers is silent.
+#[derive(Debug)]
+struct Silent {
+    threads: Semaphore,
+    /// What its threads hold, which nobody ends.
+    held: Mutex<Vec<Place>>,
+}
+
+#[async_trait]
+impl Resolver for Silent {
+    async fn resolve(&self, name: &str, place: &Place) -> io::Result<Vec<IpAddr>> {
+        let thread = self.threads.acquire().await.unwrap();
+        if name == "silent.example" {
+            thread.forget();
+            self.held.lock().push(place.clone());
+            std::future::pending::<()>().await;
+        }
+        Ok(vec![IpAddr::from([203, 0, 113, 1])])
+    }
+}
+
+#[tokio::test]
+async fn a_silent_name_server_holds_up_its_own_sandbox_alone() {
+    if !is_in_own_network("egress::limits::a_silent_name_server_holds_up_its_own_sandbox_alone") {
+        return;
+    }
+    let _web = Web::saying("203.0.113.1:80", "web").await;
+    let silent = Arc::new(Silent { threads: Semaphore::new(4), held: Mutex::default() });
+    let config = EgressConfig { resolver: Arc::clone(&silent) as Arc<dyn Resolver>, ..EgressConfig::default() };
+    let patient = Proxy::start(&["web.example"], config.clone());
+    let hasty = EgressConfig { max_opening: 2, connect_timeout: SHORT, ..config };
+    let proxy = Proxy::start(&["silent.example", "web.example", "203.0.113.1"], hasty);
+    let get = |host: &str| format!("GET http://{host}/ HTTP/1.1\r\nHost: x\r\n\r\n");
+    let mut asking = Vec::new();
+    for _ in 0..8 {
+        let mut talk = proxy.talk().await;
+        talk.say(&get("silent.example")).await;
+        asking.push(talk);
+    }
+    let mut answers = Vec::new();
+    for talk in &mut asking {
+        answers.push(talk.answer().await);
+    }
+    assert_eq!(silent.held.lock().len(), 2);
+    let slow = answers.iter().filter(|answer| answer.starts_with("HTTP/1.1 504 ")).count();
+    let busy = "HTTP/1.1 503 egress busy: silent.example:80 waited 500ms for one of 2 places";
+    let refused = answers.iter().filter(|answer| answer.starts_with(busy)).count();
+    assert_eq!((slow, refused), (2, 6), "{answers:?}");
+    // Its questions are still open, so it can ask nothing else, and others can.
+    for host in ["web.example", "203.0.113.1"] {
+        assert!(proxy.ask(&get(host)).await.starts_with("HTTP/1.1 503 egress busy: "));
+    }
+    assert!(patient.ask(&get("web.example")).await.ends_with("web"));
+    // Who waits gets a place that is free in time.
+    let mut waiting = proxy.talk().await;
+    waiting.say(&get("web.example")).await;
+    silent.held.lock().clear();
+    assert!(waiting.answer().await.ends_with("web"));
+    proxy.egress.end().await;
+    patient.egress.end().await;
 }
 
 #[tokio::test]

@@ -92,6 +92,14 @@ async fn what_is_not_allowed_is_refused_by_name() {
         ("GET http://web.example:0/", "400", "expected a number from 1 to 65535".to_owned()),
         ("GET https://web.example/", "400", "CONNECT for all else; found https://".to_owned()),
         ("GET ftp://web.example/", "400", "found ftp://".to_owned()),
+        (
+            "GET http://bücher.example/",
+            "400",
+            "bad request: a request names its host in ASCII: expected xn--bcher-kva.example, found b\\u{fc}cher.example"
+                .to_owned(),
+        ),
+        ("CONNECT bücher.example:443", "400", "expected xn--bcher-kva.example, found".to_owned()),
+        ("TRACE http://web.example/", "400", "TRACE is not passed on".to_owned()),
         ("GET /", "400", "this is a proxy".to_owned()),
         ("OPTIONS *", "400", "this is a proxy".to_owned()),
         ("GET http://missing.example/", "502", "missing.example:80 has no address: no such name here".to_owned()),
@@ -109,7 +117,24 @@ async fn what_is_not_allowed_is_refused_by_name() {
     assert_eq!(web.take(), [""; 0]);
     proxy.gate.set(None);
     let answer = proxy.ask("CONNECT web.example:443 HTTP/1.1\r\n\r\n").await;
-    assert!(answer.contains("egress refused: web.example:443: no host is allowed now"), "{answer}");
+    assert!(answer.contains("egress refused: web.example:443: no host is allowed now\n"), "{answer}");
+    // Of several lists it says which one it means.
+    for (rules, said) in [
+        (Rules::parse(["a.example"]).unwrap().named("network.run.allow"), "hosts of network.run.allow: a.example"),
+        (Rules::default().named("network.eval"), "web.example:443: no host is allowed now by network.eval"),
+    ] {
+        proxy.gate.set(Some(rules));
+        let answer = proxy.ask("CONNECT web.example:443 HTTP/1.1\r\n\r\n").await;
+        assert!(
+            answer.starts_with("HTTP/1.1 403 egress refused: web.example:443") && answer.contains(said),
+            "{answer}"
+        );
+    }
+    // TLS is for what is behind the proxy.
+    let mut talk = proxy.talk().await;
+    talk.say("\u{16}\u{3}\u{1}\u{2}\0\u{1}\0").await;
+    let answer = talk.rest().await;
+    assert!(answer.starts_with("HTTP/1.1 400 ") && answer.contains("spoken to without TLS"), "{answer}");
     proxy.egress.end().await;
 }
 
@@ -130,8 +155,20 @@ async fn addresses_that_are_not_the_internets_are_refused_whatever_the_name() {
         ("own.example", &["198.51.100.7"]),
         ("both.example", &["127.0.0.1,203.0.113.1,10.0.0.1"]),
         ("none.example", &["0.0.0.0"]),
+        ("nat64.example", &["64:ff9b::a01:203"]),
+        ("6to4.example", &["2002:a01:203::1"]),
+        ("teredo.example", &["2001:0:cb00:7101:0:0:f5fe:fdfc"]),
+        ("link.example", &["fe80::1,169.254.7.7"]),
+        // Whoever answers for them.
+        ("localhost", &["203.0.113.1"]),
+        ("metadata.google.internal", &["203.0.113.1"]),
     ]);
     let entries = [
+        "nat64.example",
+        "6to4.example",
+        "teredo.example",
+        "link.example",
+        "metadata.google.internal",
         "loop.example",
         "mapped.example",
         "private.example",
@@ -159,6 +196,12 @@ async fn addresses_that_are_not_the_internets_are_refused_whatever_the_name() {
         ("[::ffff:127.0.0.1]", "127.0.0.1:80 is at 127.0.0.1, a loopback address"),
         ("[64:ff9b::7f00:1]", "is at 64:ff9b::7f00:1, a loopback address"),
         ("169.254.169.254", "a metadata service"),
+        ("nat64.example", "nat64.example:80 is at 64:ff9b::a01:203, a private address"),
+        ("6to4.example", "6to4.example:80 is at 2002:a01:203::1, a private address"),
+        ("teredo.example", "teredo.example:80 is at 2001:0:cb00:7101::f5fe:fdfc, a private address"),
+        ("link.example", "link.example:80 is at fe80::1, a link-local address"),
+        ("localhost", "localhost:80 is at 127.0.0.1, a loopback address"),
+        ("metadata.google.internal", "metadata.google.internal:80 is a metadata service"),
     ] {
         for request in [format!("GET http://{authority}/"), format!("CONNECT {authority}:80")] {
             let answer = proxy.ask(&format!("{request} HTTP/1.1\r\nHost: x\r\n\r\n")).await;
@@ -184,6 +227,7 @@ async fn an_operator_can_lift_what_is_private() {
     }
     let _mirror = Web::saying("10.1.0.5:80", "mirror").await;
     let _local = Web::saying("127.0.0.1:8081", "local").await;
+    let _named = Web::saying("127.0.0.1:8082", "named").await;
     let _metadata = Web::saying("169.254.169.254:80", "metadata").await;
     let names = Names::new(&[
         ("mirror.example", &["10.1.0.5"]),
@@ -191,11 +235,30 @@ async fn an_operator_can_lift_what_is_private() {
         ("local.example", &["127.0.0.1"]),
         ("meta.example", &["169.254.169.254"]),
     ]);
-    let private =
-        Rules::parse(["mirror.example", "127.0.0.1:8081", "meta.example", "169.254.169.254", "local.example"]).unwrap();
+    // Those of the metadata service would be refused when a server starts.
+    let private = [
+        "mirror.example",
+        "127.0.0.1:8081",
+        "localhost:8082",
+        "meta.example",
+        "169.254.169.254",
+        "local.example",
+        "local.example:8082",
+    ];
+    let private = Rules::parse(private).unwrap();
     let config = EgressConfig { private, ..config(&names) };
-    let rules =
-        ["mirror.example", "other.example", "local.example", "local.example:8081", "127.0.0.1:8081", "meta.example"];
+    let rules = [
+        "mirror.example",
+        "other.example",
+        "local.example",
+        "local.example:8081",
+        "local.example:8082",
+        "127.0.0.1:8081",
+        "127.0.0.1:8082",
+        "localhost:8081",
+        "localhost:8082",
+        "meta.example",
+    ];
     let listed = Rules::parse(["127.0.0.1:8081", "mirror.example", "203.0.113.9"]).unwrap();
     config.check(&listed).unwrap();
     for (entry, said) in [
@@ -212,6 +275,10 @@ async fn an_operator_can_lift_what_is_private() {
         ("http://127.0.0.1:8081/", "local"),
         // Its address is listed.
         ("http://local.example:8081/", "local"),
+        ("http://localhost:8081/", "local"),
+        ("http://localhost:8082/", "named"),
+        ("http://127.0.0.1:8082/", "is at 127.0.0.1, a loopback address"),
+        ("http://local.example:8082/", "is at 127.0.0.1, a loopback address"),
         ("http://local.example/", "is at 127.0.0.1, a loopback address"),
         ("http://other.example/", "is at 10.1.0.5, a private address"),
         ("http://meta.example/", "is at 169.254.169.254, a metadata service"),
@@ -235,7 +302,9 @@ async fn a_clusters_own_proxy_knows_the_way() {
     let names = Names::new(&[("proxy.example", &["127.0.0.1"])]);
     let upstream = format!("http://proxy.example:{}/", outer.address.port()).parse().unwrap();
     let config = EgressConfig { upstream: Some(upstream), ..config(&names) };
-    let proxy = Proxy::start(&["web.example", "203.0.113.1", "10.0.0.1", "only-here.example"], config);
+    let rules =
+        ["web.example", "203.0.113.1", "10.0.0.1", "only-here.example", "localhost", "metadata.google.internal"];
+    let proxy = Proxy::start(&rules, config);
 
     let answer = proxy.ask("GET http://web.example/x HTTP/1.1\r\nHost: y\r\n\r\n").await;
     assert!(answer.ends_with("GET /x HTTP/1.1"), "{answer}");
@@ -250,6 +319,8 @@ async fn a_clusters_own_proxy_knows_the_way() {
     for (request, status, said) in [
         ("CONNECT other.example:443", "403", "not among the allowed hosts: web.example, 203.0.113.1"),
         ("CONNECT 10.0.0.1:443", "403", "10.0.0.1:443 is at 10.0.0.1, a private address"),
+        ("CONNECT localhost:443", "403", "localhost:443 is at 127.0.0.1, a loopback address"),
+        ("CONNECT metadata.google.internal:80", "403", "metadata.google.internal:80 is a metadata service"),
         ("CONNECT only-here.example:443", "502", "the proxy before it answered 403"),
     ] {
         let answer = proxy.ask(&format!("{request} HTTP/1.1\r\n\r\n")).await;
@@ -261,4 +332,47 @@ async fn a_clusters_own_proxy_knows_the_way() {
     let answer = proxy.ask("CONNECT web.example:443 HTTP/1.1\r\n\r\n").await;
     assert!(answer.starts_with("HTTP/1.1 502 ") && answer.contains("cannot be reached"), "{answer}");
     proxy.egress.end().await;
+}
+
+/// What says to a proxy that "user:s3cret" asks.
+const CREDENTIALS: &str = "proxy-authorization: Basic dXNlcjpzM2NyZXQ=\r\n";
+
+#[tokio::test]
+async fn a_clusters_own_proxy_is_told_who_asks() {
+    if !is_in_own_network("egress::requests::a_clusters_own_proxy_is_told_who_asks") {
+        return;
+    }
+    let outer = Web::start("127.0.0.1:3128", |request| {
+        if request.contains(CREDENTIALS) { ok(b"") } else { b"HTTP/1.1 407 Who\r\nContent-Length: 0\r\n\r\n".to_vec() }
+    })
+    .await;
+    let names = Names::new(&[]);
+    let through = |upstream: &str| EgressConfig { upstream: Some(upstream.parse().unwrap()), ..config(&names) };
+    let proxy = Proxy::start(&["web.example"], through("http://user:s3cret@127.0.0.1:3128"));
+    // The sandbox's own is for nobody.
+    let own = "HTTP/1.1\r\nHost: x\r\nProxy-Authorization: Basic b3du\r\n\r\n";
+    for (request, line) in [
+        ("GET http://web.example/x", "GET http://web.example/x HTTP/1.1"),
+        ("CONNECT web.example:443", "CONNECT web.example:443 HTTP/1.1"),
+    ] {
+        let answer = proxy.ask(&format!("{request} {own}")).await;
+        assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+        let seen = outer.take().remove(0);
+        assert!(seen.starts_with(line) && !seen.contains("b3du"), "{seen}");
+    }
+    // Another proxy could send back what it was told.
+    assert!(proxy.ask(&format!("TRACE http://web.example/ {own}")).await.starts_with("HTTP/1.1 400 "));
+    assert_eq!(outer.take(), [""; 0]);
+    proxy.egress.end().await;
+    for upstream in ["user:other@127.0.0.1:3128", "127.0.0.1:3128"] {
+        let proxy = Proxy::start(&["web.example"], through(upstream));
+        for request in ["GET http://web.example/", "CONNECT web.example:443"] {
+            let answer = proxy.ask(&format!("{request} {own}")).await;
+            assert!(
+                answer.starts_with("HTTP/1.1 502 ") && answer.contains("wants another user or password"),
+                "{answer}"
+            );
+        }
+        proxy.egress.end().await;
+    }
 }

@@ -10,7 +10,7 @@ use std::{
 
 use async_trait::async_trait;
 use parking_lot::Mutex;
-use prorl_sandbox::egress::{Egress, EgressConfig, Gate, Resolver, Rules};
+use prorl_sandbox::egress::{Egress, EgressConfig, Gate, Place, Resolver, Rules};
 use tokio::{
     io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader},
     net::{TcpListener, TcpStream},
@@ -66,7 +66,7 @@ impl Names {
 
 #[async_trait]
 impl Resolver for Names {
-    async fn resolve(&self, name: &str) -> io::Result<Vec<IpAddr>> {
+    async fn resolve(&self, name: &str, _place: &Place) -> io::Result<Vec<IpAddr>> {
         self.asked.lock().push(name.to_owned());
         let mut answers = self.answers.lock();
         let Some(answers) = answers.get_mut(name) else { return Err(io::Error::other("no such name here")) };
