@@ -186,7 +186,7 @@ async fn a_sandbox_is_what_the_flags_say() {
         "/usr",
         "--tmp-mb",
         "7",
-        "--layer-mb",
+        "--disk-mb",
         "9",
         "--bind",
         &bind,

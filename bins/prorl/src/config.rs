@@ -94,6 +94,21 @@ impl<'a> Layers<'a> {
         self.chosen.iter().find(|(chosen, ..)| *chosen == key).map_or(Source::Default, |(_, _, source)| *source)
     }
 
+    /// Tells whether a key that was decided has a value that somebody gave.
+    pub(crate) fn is_given(&self, key: &str) -> bool {
+        self.source(key) != Source::Default
+    }
+
+    /// Returns what whoever gave a key's value calls it: its flag, its variable, or the key in the file.
+    pub(crate) fn name(&self, key: &str) -> String {
+        match self.source(key) {
+            Source::Flag => format!("--{}", key.replace('_', "-")),
+            Source::Environment => format!("PRORL_{}", key.to_ascii_uppercase()),
+            Source::File => format!("{key} in the configuration file"),
+            Source::Default => format!("the default of {key}"),
+        }
+    }
+
     /// Refuses keys of the file that nobody asked for; returns every value with its source.
     pub(crate) fn finish(self) -> anyhow::Result<String> {
         if let Some(unknown) = self.file.keys().next() {

@@ -77,8 +77,18 @@ fn raise_open_files() {
     }
 }
 
+/// Lets every flag with a value take a negative number, so that the flag says what is wrong with it. Without this `-1`
+/// is taken for a flag of its own.
+fn with_negative_numbers(command: clap::Command) -> clap::Command {
+    let command = command.mut_args(|arg| {
+        let takes_value = !arg.is_positional() && arg.get_action().takes_values();
+        arg.allow_negative_numbers(takes_value)
+    });
+    command.mut_subcommands(with_negative_numbers)
+}
+
 fn main() -> ExitCode {
-    let matches = Cli::command().get_matches();
+    let matches = with_negative_numbers(Cli::command()).get_matches();
     let cli = match Cli::from_arg_matches(&matches) {
         Ok(cli) => cli,
         Err(err) => err.exit(),

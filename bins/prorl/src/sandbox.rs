@@ -26,7 +26,7 @@ use prorl_tools::host::{AttachSpec, ExecSpec, ToolClient, ToolError};
 use self::{arguments::Wanted, session::End, signals::Signals};
 use crate::{
     egress::ProxyUrl,
-    limits::{LimitArgs, MAX_MIB},
+    limits::LimitArgs,
     output,
     sandboxes::{SandboxConfig, Sandboxes},
     stores::StoreArgs,
@@ -104,9 +104,6 @@ pub(crate) struct ExecArgs {
     /// Folder to run in [default: /workspace].
     #[arg(long, value_name = "DIR")]
     workdir: Option<OsString>,
-    /// Size of everything else that can be written, in MiB [default: 2048].
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=MAX_MIB))]
-    layer_mb: Option<u64>,
     #[command(flatten)]
     limits: LimitArgs,
     /// Kill the command after this long and fail [default: never].

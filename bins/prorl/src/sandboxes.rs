@@ -2,8 +2,7 @@
 
 use std::{num::NonZeroUsize, path::PathBuf, sync::Arc};
 
-use anyhow::Context;
-use clap::value_parser;
+use anyhow::{Context, anyhow};
 use nix::unistd::{Uid, User};
 use prorl_agents::Runtimes;
 use prorl_core::request::RuntimeChoice;
@@ -13,7 +12,7 @@ use prorl_sandbox::{
     SingularityRuntime, store::ImageStore,
 };
 
-use crate::{limits::MAX_MIB, stores::StoreArgs};
+use crate::{limits::free_mib, stores::StoreArgs};
 
 /// What is asked for of sandboxes; the flags of every command that starts some by itself.
 #[derive(Clone, Debug, Default, clap::Args)]
@@ -33,10 +32,10 @@ pub(crate) struct SandboxConfig {
     #[arg(long, env = "PRORL_CGROUP", value_name = "auto|off|DIR")]
     pub(crate) cgroup: Option<PathBuf>,
     /// Memory that stays free: less, and no further sandbox starts, in MiB [default: 2 % of the machine's, 256 to 2048].
-    #[arg(long, env = "PRORL_MIN_FREE_MEMORY_MB", value_name = "N", value_parser = value_parser!(u64).range(..=MAX_MIB))]
+    #[arg(long, env = "PRORL_MIN_FREE_MEMORY_MB", value_name = "N", value_parser = free_mib)]
     pub(crate) min_free_memory_mb: Option<u64>,
     /// Disk that stays free where --run-dir is: less, and no further sandbox starts, in MiB [default: 64].
-    #[arg(long, env = "PRORL_MIN_FREE_DISK_MB", value_name = "N", value_parser = value_parser!(u64).range(..=MAX_MIB))]
+    #[arg(long, env = "PRORL_MIN_FREE_DISK_MB", value_name = "N", value_parser = free_mib)]
     pub(crate) min_free_disk_mb: Option<u64>,
     /// How many sandboxes may start at once.
     #[arg(skip)]
@@ -50,6 +49,24 @@ impl SandboxConfig {
             let known = User::from_uid(Uid::from_raw(uid)).ok().flatten();
             SandboxUser { uid, gid: known.map_or(uid, |user| user.gid.as_raw()) }
         })
+    }
+
+    /// Returns which control groups are wanted.
+    ///
+    /// # Errors
+    /// Says what was expected where none is meant that could be there.
+    pub(crate) fn groups(&self) -> Result<GroupChoice, String> {
+        match &self.cgroup {
+            None => Ok(GroupChoice::Auto),
+            Some(word) if word == "auto" => Ok(GroupChoice::Auto),
+            Some(word) if word == "off" => Ok(GroupChoice::Off),
+            // Which only version 2 has, in every folder.
+            Some(folder) if folder.join("cgroup.controllers").is_file() => Ok(GroupChoice::At(folder.clone())),
+            Some(other) => {
+                let expected = "expected auto, off or a folder of the cgroup version 2 hierarchy";
+                Err(format!("{expected}, found {}", other.display()))
+            }
+        }
     }
 }
 
@@ -71,12 +88,7 @@ impl Sandboxes {
         if let Some(max_starting) = config.max_starting {
             of_node.max_starting = max_starting;
         }
-        of_node.groups = match &config.cgroup {
-            None => GroupChoice::Auto,
-            Some(word) if word == "auto" => GroupChoice::Auto,
-            Some(word) if word == "off" => GroupChoice::Off,
-            Some(folder) => GroupChoice::At(folder.clone()),
-        };
+        of_node.groups = config.groups().map_err(|problem| anyhow!("--cgroup: {problem}"))?;
         if let Some(mib) = config.min_free_memory_mb {
             of_node.min_free_memory = mib.saturating_mul(1 << 20);
         }

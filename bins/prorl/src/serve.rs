@@ -23,7 +23,7 @@ use prorl_server::{Listen, ServerConfig};
 use crate::{
     config::{Layers, Source},
     egress::{self, ProxyUrl},
-    limits::ServedLimits,
+    limits::{ServedLimits, free_mib},
     output,
     sandboxes::SandboxConfig,
     stop::Signals,
@@ -111,10 +111,10 @@ pub(crate) struct Args {
     #[arg(long, env = "PRORL_CGROUP", value_name = "auto|off|DIR")]
     cgroup: Option<PathBuf>,
     /// Memory that stays free: less, and no further sandbox starts, in MiB [default: 2 % of the machine's, 256 to 2048].
-    #[arg(long, env = "PRORL_MIN_FREE_MEMORY_MB", value_name = "N")]
+    #[arg(long, env = "PRORL_MIN_FREE_MEMORY_MB", value_name = "N", value_parser = free_mib)]
     min_free_memory_mb: Option<u64>,
     /// Disk that stays free where --run-dir is: less, and no further sandbox starts, in MiB [default: 64].
-    #[arg(long, env = "PRORL_MIN_FREE_DISK_MB", value_name = "N")]
+    #[arg(long, env = "PRORL_MIN_FREE_DISK_MB", value_name = "N", value_parser = free_mib)]
     min_free_disk_mb: Option<u64>,
     /// Number of the host user that sandboxes are mapped to; for root only. Apptainer needs one that /etc/passwd knows
     /// [default: that of nobody].
@@ -286,6 +286,7 @@ fn settle(args: Args, given: &ArgMatches) -> anyhow::Result<Settings> {
         min_free_memory_mb: layers.optional("min_free_memory_mb", args.min_free_memory_mb)?,
         min_free_disk_mb: layers.optional("min_free_disk_mb", args.min_free_disk_mb)?,
     };
+    sandboxes.groups().map_err(|problem| anyhow::anyhow!("{}: {problem}", layers.name("cgroup")))?;
     let tokenizer = layers.optional("tokenizer", args.tokenizer)?;
     let allow_path = layers.or("allow_path", args.allow_path, Vec::new())?;
     let allow_host_network = layers.or("allow_host_network", args.allow_host_network, false)?;

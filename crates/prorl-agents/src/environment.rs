@@ -7,18 +7,14 @@ use std::{
 };
 
 use dashmap::DashMap;
-use prorl_core::{
-    FailureClass, Instance, JobRequest, Malformed, NetworkChoice,
-    request::{CommonFields, Limits as AskedLimits},
-};
+use prorl_core::{FailureClass, Instance, JobRequest, Malformed, NetworkChoice, request::CommonFields};
 use prorl_llm::{pool::Pool, tokenizer::ChatTokenizer};
 use prorl_pipeline::{JobContext, StageError};
-use prorl_sandbox::{Image, Limits, Network, Runtime, SandboxError, SandboxSpec, images::Unpacker, store::StoredImage};
-use prorl_tools::host::RESULT_CHARS;
+use prorl_sandbox::{Image, Network, Runtime, SandboxSpec, images::Unpacker, store::StoredImage};
 use tokio::sync::OnceCell;
 
 use crate::{
-    EgressPolicy, Runtimes,
+    EgressPolicy, Runtimes, SandboxDefaults,
     egress::Way,
     images::{self, Found, NotUnpacked},
     runtimes::{Form, HOST_IMAGE},
@@ -90,56 +86,6 @@ impl Default for CallLimits {
     }
 }
 
-/// What a sandbox may use where its instance does not say.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct SandboxDefaults {
-    /// Memory, processes, processors, open files, size of a file, time.
-    pub limits: Limits,
-    /// Size of the writable layer, in bytes.
-    pub layer_bytes: u64,
-    /// Size of `/tmp`, and of `/dev/shm` by itself, in bytes.
-    pub tmp_bytes: u64,
-    /// Characters of one tool result.
-    pub output_chars: usize,
-}
-
-impl Default for SandboxDefaults {
-    /// Returns those of [`SandboxSpec::new`].
-    fn default() -> Self {
-        let spec = SandboxSpec::new("");
-        let SandboxSpec { limits, layer_bytes, tmp_bytes, .. } = spec;
-        Self { limits, layer_bytes, tmp_bytes, output_chars: RESULT_CHARS }
-    }
-}
-
-impl SandboxDefaults {
-    /// Returns a spec with these limits.
-    fn applied(&self, spec: SandboxSpec) -> SandboxSpec {
-        let Self { limits, layer_bytes, tmp_bytes, output_chars: _ } = *self;
-        SandboxSpec { limits, layer_bytes, tmp_bytes, ..spec }
-    }
-
-    /// Returns what an instance's sandbox may use.
-    #[must_use]
-    pub fn with(mut self, asked: &AskedLimits) -> Self {
-        const MIB: u64 = 1 << 20;
-        let AskedLimits { memory_mb, pids, cpus, disk_mb, tmp_mb, wall_s, open_files, file_mb, output_chars } = *asked;
-        let limits = &mut self.limits;
-        limits.memory_bytes = memory_mb.map(|mib| mib.saturating_mul(MIB)).or(limits.memory_bytes);
-        limits.pids = pids.map(|pids| u32::try_from(pids).unwrap_or(u32::MAX)).or(limits.pids);
-        limits.cpus = cpus.or(limits.cpus);
-        limits.open_files = open_files.or(limits.open_files);
-        limits.file_bytes = file_mb.map(|mib| mib.saturating_mul(MIB)).or(limits.file_bytes);
-        // One that no clock can hold is none.
-        limits.wall = wall_s.and_then(|wall| Duration::try_from_secs_f64(wall).ok()).or(limits.wall);
-        self.layer_bytes = disk_mb.map_or(self.layer_bytes, |mib| mib.saturating_mul(MIB));
-        self.tmp_bytes = tmp_mb.map_or(self.tmp_bytes, |mib| mib.saturating_mul(MIB));
-        self.output_chars =
-            output_chars.map_or(self.output_chars, |chars| usize::try_from(chars).unwrap_or(usize::MAX));
-        self
-    }
-}
-
 /// What the handlers of one server share: where sandboxes and generations come from.
 pub struct Environment {
     /// What makes sandboxes.
@@ -203,41 +149,15 @@ impl Environment {
                 return Err(Malformed::new(field, format!("expected a folder with tokenizer.json, found {name}")));
             }
         }
-        let common = request.instance.common().map_err(|problem| {
-            let field = format!("instance.{}", problem.field);
-            Malformed { field, ..problem }
-        })?;
+        let common = request.instance.common().map_err(of_instance)?;
         if common.network == NetworkChoice::Host && !self.allow_host_network {
             let problem = "host is refused by this server; it needs --allow-host-network";
             return Err(Malformed::new("instance.network", problem));
         }
         self.egress.way(&common.network)?;
-        self.check_limits(&common.limits)?;
+        self.sandboxes.with(&common.limits).check().map_err(of_instance)?;
         let found = self.find(&common)?;
         self.runtime(&common, self.form_of(&found)).map(drop)
-    }
-
-    /// Checks limits that an instance names against what this machine has.
-    fn check_limits(&self, asked: &AskedLimits) -> Result<(), Malformed> {
-        let spec = self.sandboxes.with(asked).applied(SandboxSpec::new(&self.guest));
-        spec.check_limits().map_err(|error| match error {
-            SandboxError::Invalid { what, reason } => {
-                let (field, unit) = match what {
-                    "limits.memory_bytes" => ("limits.memory_mb", " bytes"),
-                    "limits.file_bytes" => ("limits.file_mb", " bytes"),
-                    "layer_bytes" => ("limits.disk_mb", " bytes"),
-                    "tmp_bytes" => ("limits.tmp_mb", " bytes"),
-                    "limits.wall" => ("limits.wall_s", ""),
-                    same => (same, ""),
-                };
-                let given = serde_json::to_value(asked).ok();
-                let name = field.trim_start_matches("limits.");
-                let given = given.and_then(|given| given.get(name).filter(|given| !given.is_null()).cloned());
-                let given = given.map_or_else(|| "the server's own".to_owned(), |given| format!("found {given}"));
-                Malformed::new(format!("instance.{field}"), format!("{given}: {reason}{unit}"))
-            }
-            other => Malformed::new("instance.limits", other.to_string()),
-        })
     }
 
     /// Finds the image that an instance names, or the server's own.
@@ -397,6 +317,11 @@ impl Environment {
         spec.start_timeout = job.remaining(Some(self.limits.sandbox_start));
         Ok(spec)
     }
+}
+
+/// Names a field of an instance as a request has it.
+fn of_instance(problem: Malformed) -> Malformed {
+    Malformed { field: format!("instance.{}", problem.field), ..problem }
 }
 
 /// The failure of a job whose request names what cannot be had.

@@ -9,8 +9,8 @@ use nix::sys::{
 
 use crate::{SandboxError, cpus};
 
-/// Less memory than this is a number in another unit.
-const LEAST_MEMORY: u64 = 1 << 20;
+/// Less memory or disk than this is a number in another unit.
+pub(crate) const LEAST_MEMORY: u64 = 1 << 20;
 
 /// What programs need to be started at all: their libraries, and a terminal.
 const LEAST_OPEN_FILES: u64 = 64;
@@ -46,53 +46,67 @@ impl Limits {
     /// be no limit.
     ///
     /// # Errors
-    /// [`SandboxError::Invalid`] for the first that cannot be held, by its name: `limits.memory_bytes`.
+    /// [`SandboxError::Invalid`] for the first that cannot be held, by its name: `limits.memory_bytes`. Its reason says what was
+    /// expected and what came, in words for those who know the limit by another name; bytes are told in mebibytes.
     pub fn check(&self) -> Result<(), SandboxError> {
-        let invalid = |what, reason| Err(SandboxError::Invalid { what, reason });
         if let Some(cpus) = self.cpus {
-            let what = "limits.cpus";
-            if !cpus.is_finite() || cpus <= 0.0 {
-                return invalid(what, format!("{cpus} is no number of processors"));
-            }
-            if cpus < LEAST_CPUS {
-                return invalid(what, format!("{cpus} is below {LEAST_CPUS}"));
-            }
-            let n_allowed = cpus::allowed().len();
-            if u32::try_from(n_allowed).is_ok_and(|n_allowed| cpus > f64::from(n_allowed)) {
-                return invalid(what, format!("{cpus} is more than this machine's {n_allowed} processors"));
+            let most = u32::try_from(cpus::allowed().len()).unwrap_or(u32::MAX);
+            // No range holds what is no number.
+            if !(LEAST_CPUS..=f64::from(most)).contains(&cpus) {
+                let range = format!("{LEAST_CPUS} to {most} (the processors that may be used here)");
+                return Err(invalid("limits.cpus", &range, Number(cpus)));
             }
         }
         let hard = |resource| getrlimit(resource).map_or(u64::MAX, |(_, hard)| hard);
-        let counts = [
-            ("limits.memory_bytes", self.memory_bytes, LEAST_MEMORY, memory_total(), "this machine's memory"),
-            ("limits.pids", self.pids.map(u64::from), 1, most_pids(), "this machine's kernel.pid_max"),
-            (
-                "limits.open_files",
-                self.open_files,
-                LEAST_OPEN_FILES,
-                hard(Resource::RLIMIT_NOFILE),
-                "this process's own limit (ulimit -Hn)",
-            ),
-            (
-                "limits.file_bytes",
-                self.file_bytes,
-                1,
-                hard(Resource::RLIMIT_FSIZE),
-                "this process's own limit (ulimit -Hf)",
-            ),
-        ];
-        for (what, limit, least, most, whose) in counts {
-            match limit {
-                Some(limit) if limit < least => return invalid(what, format!("{limit} is below {least}")),
-                Some(limit) if limit > most => return invalid(what, format!("{limit} is more than {whose}, {most}")),
-                Some(_) | None => {}
-            }
-        }
+        check_bytes("limits.memory_bytes", self.memory_bytes, LEAST_MEMORY, memory_total(), "this machine's memory")?;
+        check_count("limits.pids", self.pids.map(u64::from), 1, most_pids(), "kernel.pid_max")?;
+        // The guest keeps a quarter, so that a program that opens all it can does not stop it.
+        let open_files = hard(Resource::RLIMIT_NOFILE);
+        let open_files = open_files - open_files / 4;
+        let whose = "three quarters of what `ulimit -Hn` says here";
+        check_count("limits.open_files", self.open_files, LEAST_OPEN_FILES, open_files, whose)?;
+        check_bytes("limits.file_bytes", self.file_bytes, 1, hard(Resource::RLIMIT_FSIZE), "`ulimit -Hf` here")?;
         match self.wall {
-            Some(Duration::ZERO) => invalid("limits.wall", "zero".to_owned()),
+            Some(Duration::ZERO) => Err(invalid("limits.wall", "more than 0 s", "0 s")),
             _ => Ok(()),
         }
     }
+}
+
+/// Checks a number, where there is one. `whose` says what the most is.
+fn check_count(what: &'static str, limit: Option<u64>, least: u64, most: u64, whose: &str) -> Result<(), SandboxError> {
+    match limit {
+        Some(limit) if !(least..=most).contains(&limit) => {
+            Err(invalid(what, &format!("{least} to {most} ({whose})"), limit))
+        }
+        Some(_) | None => Ok(()),
+    }
+}
+
+/// Checks a size, where there is one. `whose` says what the most is.
+pub(crate) fn check_bytes(
+    what: &'static str,
+    limit: Option<u64>,
+    least: u64,
+    most: u64,
+    whose: &str,
+) -> Result<(), SandboxError> {
+    match limit {
+        Some(limit) if !(least..=most).contains(&limit) => {
+            let least = Size(least);
+            let range = match most {
+                u64::MAX => format!("{least} or more"),
+                // In whole mebibytes, which is what people ask for.
+                most => format!("{least} to {} MiB ({whose})", most >> 20),
+            };
+            Err(invalid(what, &range, Size(limit)))
+        }
+        Some(_) | None => Ok(()),
+    }
+}
+
+fn invalid(what: &'static str, expected: &str, found: impl fmt::Display) -> SandboxError {
+    SandboxError::Invalid { what, reason: format!("expected {expected}, found {found}") }
 }
 
 /// Returns this machine's memory in bytes.
@@ -183,16 +197,16 @@ impl fmt::Display for Exceeded {
             Self::Memory { limit_bytes, name, pid } => {
                 write!(f, "memory limit {} exceeded by {name} (pid {pid}), killed", Size(*limit_bytes))
             }
-            Self::MemoryAndDisk { limit_bytes, killed } => write!(
-                f,
-                "limit {} of memory and disk together exceeded, {killed} {} killed",
-                Size(*limit_bytes),
-                if *killed == 1 { "process" } else { "processes" }
-            ),
+            Self::MemoryAndDisk { limit_bytes, killed } => {
+                let killed = processes(*killed);
+                write!(f, "limit {} of memory and disk together exceeded, {killed} killed", Size(*limit_bytes))
+            }
             Self::Pids { limit, killed: 0 } => {
                 write!(f, "process limit {limit} reached, no more processes or threads could be started")
             }
-            Self::Pids { limit, killed } => write!(f, "process limit {limit} exceeded, {killed} processes killed"),
+            Self::Pids { limit, killed } => {
+                write!(f, "process limit {limit} exceeded, {} killed", processes(*killed))
+            }
             Self::Cpus { limit, threads } => {
                 write!(f, "cpu limit {limit} exceeded by {threads} running threads, slowed")
             }
@@ -205,9 +219,14 @@ impl fmt::Display for Exceeded {
             Self::Wall { limit } => {
                 write!(f, "wall time limit {} s exceeded, all processes killed", limit.as_secs_f64())
             }
+            Self::Others { count: 1 } => f.write_str("limits exceeded once more"),
             Self::Others { count } => write!(f, "limits exceeded {count} more times"),
         }
     }
+}
+
+fn processes(number: u32) -> String {
+    if number == 1 { "1 process".to_owned() } else { format!("{number} processes") }
 }
 
 /// A number of bytes in the largest unit that it is a whole number of, mebibytes at most.
@@ -218,8 +237,20 @@ impl fmt::Display for Size {
         match self.0 {
             bytes if bytes % (1 << 20) == 0 => write!(f, "{} MiB", bytes >> 20),
             bytes if bytes % (1 << 10) == 0 => write!(f, "{} KiB", bytes >> 10),
+            1 => f.write_str("1 byte"),
             bytes => write!(f, "{bytes} bytes"),
         }
+    }
+}
+
+/// A number without hundreds of zeros.
+struct Number(f64);
+
+impl fmt::Display for Number {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(number) = *self;
+        let is_plain = number == 0.0 || !number.is_finite() || (1e-6..1e15).contains(&number.abs());
+        if is_plain { write!(f, "{number}") } else { write!(f, "{number:e}") }
     }
 }
 
@@ -232,38 +263,53 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_that_cannot_be_held_is_refused_by_its_name() {
-        for cpus in [0.0, -1.0, f64::NAN, f64::INFINITY, f64::NEG_INFINITY, 1e-9] {
+    fn a_limit_that_cannot_be_held_is_refused_with_what_was_expected_and_what_came() {
+        let n_allowed = cpus::allowed().len();
+        for (cpus, found) in [
+            (0.0, "0"),
+            (-1.0, "-1"),
+            (f64::NAN, "NaN"),
+            (f64::INFINITY, "inf"),
+            (f64::NEG_INFINITY, "-inf"),
+            (1e-9, "1e-9"),
+            (0.005, "0.005"),
+            (100_000.0, "100000"),
+            (1e300, "1e300"),
+        ] {
             let told = refusal(Limits { cpus: Some(cpus), ..Limits::NONE });
-            assert!(told.starts_with("invalid limits.cpus: "), "{told}");
+            let expected = format!("0.01 to {n_allowed} (the processors that may be used here)");
+            assert_eq!(told, format!("invalid limits.cpus: expected {expected}, found {found}"));
         }
-        let zeroes = [
-            (Limits { memory_bytes: Some(0), ..Limits::NONE }, "memory_bytes"),
-            (Limits { pids: Some(0), ..Limits::NONE }, "pids"),
-            (Limits { open_files: Some(0), ..Limits::NONE }, "open_files"),
-            (Limits { file_bytes: Some(0), ..Limits::NONE }, "file_bytes"),
-            (Limits { wall: Some(Duration::ZERO), ..Limits::NONE }, "wall"),
-        ];
-        for (limits, name) in zeroes {
-            let told = refusal(limits);
-            assert!(told.starts_with(&format!("invalid limits.{name}: ")), "{told}");
+        let memory = format!("1 MiB to {} MiB (this machine's memory)", memory_total() >> 20);
+        for (bytes, found) in [(0, "0 MiB"), (5, "5 bytes"), (1 << 60, "1099511627776 MiB")] {
+            let told = refusal(Limits { memory_bytes: Some(bytes), ..Limits::NONE });
+            assert_eq!(told, format!("invalid limits.memory_bytes: expected {memory}, found {found}"));
         }
+        let pids = format!("1 to {} (kernel.pid_max)", most_pids());
+        for number in [0, u32::MAX] {
+            let told = refusal(Limits { pids: Some(number), ..Limits::NONE });
+            assert_eq!(told, format!("invalid limits.pids: expected {pids}, found {number}"));
+        }
+        let most = getrlimit(Resource::RLIMIT_NOFILE).unwrap().1;
+        let open_files = format!("64 to {} (three quarters of what `ulimit -Hn` says here)", most - most / 4);
+        for number in [0, 63, most, u64::MAX] {
+            let told = refusal(Limits { open_files: Some(number), ..Limits::NONE });
+            assert_eq!(told, format!("invalid limits.open_files: expected {open_files}, found {number}"));
+        }
+        let told = refusal(Limits { file_bytes: Some(0), ..Limits::NONE });
+        assert!(
+            told.starts_with("invalid limits.file_bytes: expected 1 byte ") && told.ends_with("found 0 MiB"),
+            "{told}"
+        );
+        let told = refusal(Limits { wall: Some(Duration::ZERO), ..Limits::NONE });
+        assert_eq!(told, "invalid limits.wall: expected more than 0 s, found 0 s");
     }
 
     #[test]
-    fn a_limit_above_the_machine_is_refused() {
-        let n_allowed = cpus::allowed().len();
-        let told = refusal(Limits { cpus: Some(100_000.0), ..Limits::NONE });
-        assert_eq!(told, format!("invalid limits.cpus: 100000 is more than this machine's {n_allowed} processors"));
-        let told = refusal(Limits { memory_bytes: Some(u64::MAX), ..Limits::NONE });
-        assert!(told.contains("is more than this machine's memory"), "{told}");
-        let told = refusal(Limits { pids: Some(u32::MAX), ..Limits::NONE });
-        assert!(told.contains("kernel.pid_max"), "{told}");
-        let most = getrlimit(Resource::RLIMIT_NOFILE).unwrap().1;
-        if most < u64::MAX {
-            let told = refusal(Limits { open_files: Some(most + 1), ..Limits::NONE });
-            assert!(told.contains("ulimit -Hn"), "{told}");
-        }
+    fn sizes_without_a_bound_are_told_without_one() {
+        let told = |most| check_bytes("x", Some(0), 1, most, "y").unwrap_err().to_string();
+        assert_eq!(told(u64::MAX), "invalid x: expected 1 byte or more, found 0 MiB");
+        assert_eq!(told((3 << 20) + 5), "invalid x: expected 1 byte to 3 MiB (y), found 0 MiB");
     }
 
     #[test]
@@ -280,6 +326,12 @@ mod tests {
         assert_eq!(memory.to_string(), "memory limit 512 MiB exceeded by python3 (pid 37), killed");
         let both = Exceeded::MemoryAndDisk { limit_bytes: 1 << 30, killed: 1 };
         assert_eq!(both.to_string(), "limit 1024 MiB of memory and disk together exceeded, 1 process killed");
+        let told = [1, 2].map(|killed| Exceeded::Pids { limit: 9, killed }.to_string());
+        assert_eq!(
+            told,
+            ["process limit 9 exceeded, 1 process killed", "process limit 9 exceeded, 2 processes killed"]
+        );
+        assert_eq!(Exceeded::Others { count: 1 }.to_string(), "limits exceeded once more");
         let wall = Exceeded::Wall { limit: Duration::from_millis(1500) };
         assert_eq!(wall.to_string(), "wall time limit 1.5 s exceeded, all processes killed");
         assert_eq!([Size(1536 << 10), Size(3)].map(|size| size.to_string()), ["1536 KiB", "3 bytes"]);

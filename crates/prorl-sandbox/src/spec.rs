@@ -257,18 +257,12 @@ impl SandboxSpec {
     /// Checks its limits and the sizes of its disk, each alone and against what this machine has.
     ///
     /// # Errors
-    /// [`SandboxError::Invalid`] for the first that cannot be held, by its name: `limits.cpus`, `layer_bytes`.
+    /// [`SandboxError::Invalid`] for the first that cannot be held, by its name: `limits.cpus`, `layer_bytes`. For its reason see
+    /// [`Limits::check`].
     pub fn check_limits(&self) -> Result<(), SandboxError> {
-        let memory = limits::memory_total();
+        let whose = "this machine's memory, which holds what is written";
         for (what, bytes) in [("layer_bytes", self.layer_bytes), ("tmp_bytes", self.tmp_bytes)] {
-            if bytes < 1 << 20 {
-                return Err(invalid(what, format!("{bytes} is below one mebibyte")));
-            }
-            if bytes > memory {
-                let reason =
-                    format!("{bytes} is more than this machine's memory, {memory}, which holds what is written");
-                return Err(invalid(what, reason));
-            }
+            limits::check_bytes(what, Some(bytes), limits::LEAST_MEMORY, limits::memory_total(), whose)?;
         }
         self.limits.check()
     }
@@ -288,7 +282,6 @@ impl SandboxSpec {
             }
         }
         self.check_limits()?;
-        self.limits.check()?;
         if self.start_timeout.is_zero() {
             return Err(invalid("start_timeout", "zero".to_owned()));
         }

@@ -54,6 +54,7 @@ impl Wanted {
         if args.sandboxes.sandbox_user.is_some() && !geteuid().is_root() {
             bail!("--sandbox-user or PRORL_SANDBOX_USER: only root can choose another user than itself");
         }
+        args.sandboxes.groups().map_err(|problem| anyhow!("--cgroup: {problem}"))?;
         let limit = limit(args.timeout)?;
         let command = args.command.iter().enumerate();
         let command = command.map(|(idx, given)| utf8(format_args!("CMD, word {}", idx + 1), given));
@@ -79,8 +80,7 @@ fn spec(args: &ExecArgs, limit: Duration) -> anyhow::Result<SandboxSpec> {
     for variable in &args.env {
         spec.env.push(parse_variable(variable.as_bytes()).context("--env")?);
     }
-    args.limits.apply(&mut spec);
-    spec.layer_bytes = args.layer_mb.map_or(spec.layer_bytes, |mib| mib << 20);
+    let mut spec = args.limits.settle()?.applied(spec);
     if let Some(name) = &args.hostname {
         spec.hostname = utf8("--hostname", name)?;
     }

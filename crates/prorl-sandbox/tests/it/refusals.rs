@@ -117,6 +117,11 @@ async fn values_that_no_sandbox_can_have_are_named() {
     let bind =
         |source: &str, target: &str| vec![Bind { source: source.into(), target: target.into(), writable: false }];
     let env = |name: &str, value: &str| vec![(name.to_owned(), value.to_owned())];
+    let memory_mb = nix::sys::sysinfo::sysinfo().unwrap().ram_total() >> 20;
+    let size = |what: &str, found: &str| {
+        let range = format!("1 MiB to {memory_mb} MiB (this machine's memory, which holds what is written)");
+        format!("invalid {what}: expected {range}, found {found}")
+    };
     let cases = [
         (SandboxSpec { env: env("A", "secret\0"), ..spec() }, "invalid env: value of A holds a NUL byte"),
         (SandboxSpec { env: env("A=B", ""), ..spec() }, "invalid env: \"A=B\" is no name of a variable"),
@@ -125,8 +130,8 @@ async fn values_that_no_sandbox_can_have_are_named() {
             SandboxSpec { hostname: "a b".to_owned(), ..spec() },
             "invalid hostname: \"a b\" is not 1 to 63 letters, digits and '-'",
         ),
-        (SandboxSpec { layer_bytes: 0, ..spec() }, "invalid layer_bytes: 0 is below one mebibyte"),
-        (SandboxSpec { tmp_bytes: 17, ..spec() }, "invalid tmp_bytes: 17 is below one mebibyte"),
+        (SandboxSpec { layer_bytes: 0, ..spec() }, &size("layer_bytes", "0 MiB")),
+        (SandboxSpec { tmp_bytes: 17, ..spec() }, &size("tmp_bytes", "17 bytes")),
         (SandboxSpec { start_timeout: Duration::ZERO, ..spec() }, "invalid start_timeout: zero"),
         (SandboxSpec { max_life: Duration::ZERO, ..spec() }, "invalid max_life: zero"),
         (SandboxSpec { binds: bind("usr", "/x"), ..spec() }, "invalid binds: source usr is not absolute"),
