@@ -4,6 +4,8 @@ use std::{fs::File, os::unix::fs::FileExt as _};
 
 use nix::unistd::{SysconfVar, sysconf};
 
+use super::{shmem::Shmem, status::number};
+
 /// A page in bytes, where the system does not tell.
 const PAGE: u64 = 4096;
 
@@ -15,6 +17,7 @@ const ROOM: usize = 16 * 1024;
 pub(super) struct Machine {
     memory: Option<File>,
     load: Option<File>,
+    shmem: Shmem,
     page: u64,
     buffer: Vec<u8>,
 }
@@ -25,6 +28,8 @@ pub(super) struct News {
     /// Bytes of memory that the kernel has handed out since boot, for whatever. A process cannot have got a page that is not
     /// among them, whether it was handed back before or since.
     pub(super) handed_out: Option<u64>,
+    /// Bytes of shared memory that are in no file of a sandbox or of the host.
+    pub(super) shared: Option<u64>,
     /// Threads that run or want to, this one among them.
     pub(super) running: Option<u32>,
     /// The number that was given to a process or thread last. All of a sandbox get one from the same row, one after the other.
@@ -37,16 +42,21 @@ impl Machine {
         Self {
             memory: File::open("/proc/vmstat").ok(),
             load: File::open("/proc/loadavg").ok(),
+            shmem: Shmem::open(),
             page: page.unwrap_or(PAGE),
             buffer: vec![0; ROOM],
         }
     }
 
-    pub(super) fn read(&mut self) -> News {
-        let handed_out = read(self.memory.as_ref(), &mut self.buffer).and_then(pages_handed_out);
-        let handed_out = handed_out.map(|pages| pages.saturating_mul(self.page));
+    /// Reads all of it. `in_files` sums up the bytes in the file systems that sandboxes have in memory.
+    pub(super) fn read(&mut self, in_files: impl FnOnce() -> u64) -> News {
+        let vmstat = read(self.memory.as_ref(), &mut self.buffer);
+        let pages = vmstat.map_or((None, None), |vmstat| (pages_handed_out(vmstat), pages_shared(vmstat)));
+        let (handed_out, shared) =
+            (pages.0.map(|n| n.saturating_mul(self.page)), pages.1.map(|n| n.saturating_mul(self.page)));
+        let shared = shared.map(|all| self.shmem.outside_files(all, in_files));
         let (running, last_number) = read(self.load.as_ref(), &mut self.buffer).and_then(load).unzip();
-        News { handed_out, running, last_number }
+        News { handed_out, shared, running, last_number }
     }
 }
 
@@ -63,12 +73,14 @@ fn read<'a>(file: Option<&File>, buffer: &'a mut [u8]) -> Option<&'a [u8]> {
 /// Sums up the pages that were handed out in all zones.
 fn pages_handed_out(vmstat: &[u8]) -> Option<u64> {
     let counts = vmstat.split(|byte| *byte == b'\n').filter_map(|line| line.strip_prefix(b"pgalloc_"));
-    let mut counts = counts.map(|line| {
-        let blank = line.iter().position(|byte| *byte == b' ')?;
-        std::str::from_utf8(line.get(blank + 1..)?).ok()?.parse::<u64>().ok()
-    });
+    let mut counts = counts.map(|line| number(line.get(line.iter().position(|byte| *byte == b' ')?..)?));
     let first = counts.next()??;
     counts.try_fold(first, |sum, count| Some(sum.wrapping_add(count?)))
+}
+
+/// Returns how many pages of shared memory there are, those in files among them.
+fn pages_shared(vmstat: &[u8]) -> Option<u64> {
+    number(vmstat.split(|byte| *byte == b'\n').find_map(|line| line.strip_prefix(b"nr_shmem "))?)
 }
 
 /// Returns how many threads want to run, and which number was given out last.
@@ -109,6 +121,8 @@ mod tests {
         assert_eq!(pages_handed_out(b"nr_free 5\n"), None);
         assert_eq!(pages_handed_out(b"pgalloc_dma x\n"), None);
         assert_eq!(pages_handed_out(b""), None);
+        assert_eq!(pages_shared(b"nr_free 5\nnr_shmem_hugepages 7\nnr_shmem 21\n"), Some(21));
+        assert_eq!(pages_shared(b"nr_shmem x\n"), None);
     }
 
     #[test]
@@ -122,9 +136,9 @@ mod tests {
     #[test]
     fn this_machine_tells_of_itself() {
         let mut machine = Machine::open();
-        let before = machine.read();
+        let before = machine.read(|| 0);
         let block = std::hint::black_box(vec![1_u8; 64 << 20]);
-        let after = machine.read();
+        let after = machine.read(|| 0);
         let (Some(before), Some(after)) = (before.handed_out, after.handed_out) else { return };
         assert!(after - before >= block.len() as u64, "{before} {after}");
     }

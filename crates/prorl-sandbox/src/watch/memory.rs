@@ -3,7 +3,11 @@
 //! Three bounds, each dearer and closer than the one before. What a sandbox was last seen with, and all that the machine has
 //! handed out since: that costs nothing. What `status` tells of each process: pages that are shared count for each of those
 //! that share them. The share of each process as the kernel divides pages: exact, and it takes as long as walking through all of
-//! them. Only by the last one, or by a single process that has more than the limit alone, is anything killed.
+//! them, so it is found out in turns. Only by the last one, or by a single process that has more than the limit alone, is anything
+//! killed.
+//!
+//! Shared memory may be in no process: its pages stay when those that mapped them give them up. It is looked for when the machine has
+//! got more shared memory than files account for.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -13,6 +17,7 @@ use super::{
     log::Log,
     machine::{self, News},
     status::Status,
+    survey::{Found, Survey, Wanted},
     table::{Process, Table},
     thread::LONGEST,
 };
@@ -30,6 +35,9 @@ const VAGUE: u64 = 4;
 /// How soon to look again at what is being killed.
 const SOON: Duration = Duration::from_millis(1);
 
+/// How soon to go on with dividing pages. Others have their turn.
+const NEXT_TURN: Duration = Duration::from_millis(5);
+
 /// How long a killed process may take to give up its memory. One that waits for a device takes longer, and takes nothing more.
 const DYING: Duration = Duration::from_secs(10);
 
@@ -44,6 +52,23 @@ const MOMENT: Duration = Duration::from_millis(250);
 /// much needs no division.
 const DIVIDING: u32 = 4;
 
+/// How much time there is for a look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Pace {
+    /// Others wait.
+    Quick,
+    /// Only those wait that are slow too.
+    Slow,
+}
+
+/// The processes of a sandbox, and who is told of them.
+#[derive(Clone, Copy)]
+pub(super) struct Processes<'a> {
+    pub(super) table: &'a Table,
+    pub(super) all: &'a [(u32, Status)],
+    pub(super) log: &'a Log,
+}
+
 #[derive(Debug)]
 pub(super) struct Memory {
     limit: u64,
@@ -57,6 +82,7 @@ pub(super) struct Memory {
     is_suspect: bool,
     /// Processes that looked like ones just started by `vfork`, and since when.
     twins: HashMap<u32, Instant>,
+    survey: Survey,
     /// When pages may be divided again.
     rested: Option<Instant>,
     buffer: Vec<u8>,
@@ -72,25 +98,35 @@ impl Memory {
             dying: Vec::new(),
             is_suspect: false,
             twins: HashMap::new(),
+            survey: Survey::new(limit),
             rested: None,
             buffer: Vec::new(),
         }
     }
 
     /// Tells whether the processes need to be looked at.
-    pub(super) fn wants_look(&self, news: &News) -> bool {
+    pub(super) fn wants_look(&mut self, news: &News) -> bool {
+        self.survey.note(news);
         // Looked at before it has to be, it need not be looked at often.
         let is_vague = |bound: u64| {
             let had = self.seen.map_or(0, |(had, _)| had);
             bound >= self.limit || bound.saturating_sub(had) >= self.limit / VAGUE
         };
-        self.is_suspect || !self.dying.is_empty() || self.bound(news).is_none_or(is_vague)
+        self.is_urgent() || self.survey.is_due(news) || self.bound(news).is_none_or(is_vague)
+    }
+
+    /// Tells whether there may be too much, and it is just being found out or ended.
+    pub(super) fn is_urgent(&self) -> bool {
+        self.is_suspect || !self.dying.is_empty() || self.survey.is_under_way()
     }
 
     /// Returns how long the next look can wait.
     pub(super) fn wait(&self, news: &News) -> Duration {
         if self.is_suspect || !self.dying.is_empty() {
             return SOON;
+        }
+        if self.survey.is_under_way() {
+            return NEXT_TURN;
         }
         wait(self.limit, self.bound(news).or(self.seen.map(|(had, _)| had)).unwrap_or(0))
     }
@@ -101,8 +137,10 @@ impl Memory {
         Some(had.saturating_add(news.handed_out?.saturating_sub(then?)))
     }
 
-    /// Looks at all processes, which were listed after `news`, and kills one if they have too much.
-    pub(super) fn look(&mut self, now: Instant, news: &News, table: &Table, all: &[(u32, Status)], log: &Log) {
+    /// Looks at all processes, which were listed after `news`, and kills some if they have too much. What takes long is done only if
+    /// there is time; returns false if there should be.
+    pub(super) fn look(&mut self, now: Instant, news: &News, pace: Pace, processes: &Processes<'_>) -> bool {
+        let Processes { table, all, log } = *processes;
         let buffer = &mut self.buffer;
         self.dying.retain(|(_, process, since)| {
             let is_there = !process.is_reaped() && process.status(buffer).is_some_and(|status| status.runs());
@@ -111,39 +149,58 @@ impl Memory {
         let counted = |pid: u32| !self.dying.iter().any(|(dying, ..)| *dying == pid);
         let mut living: Vec<_> = all.iter().filter(|(pid, _)| counted(*pid)).collect();
         living.sort_unstable_by_key(|(_, status)| std::cmp::Reverse(status.most()));
-        let most =
-            living.iter().fold(0_u64, |sum, (_, status)| sum.saturating_add(status.most()).saturating_add(self.lag));
-        if most <= self.limit {
-            return self.is_fine(most, news);
-        }
+        self.survey.keep(&living);
         // Pages that one process has are all different ones.
         if let Some((pid, first)) = living.first()
             && first.most() > self.limit.saturating_add(self.lag)
         {
-            return self.kill(now, *pid, table, log);
+            self.kill(now, *pid, table, log);
+            return true;
+        }
+        let most = self.most(news, &living);
+        let wanted = if most > self.limit { Wanted::Shares } else { Wanted::Objects };
+        if wanted == Wanted::Objects && !self.survey.is_due(news) {
+            self.survey.end_round();
+            self.is_fine(most, news);
+            return true;
         }
         if self.rested.is_some_and(|rested| now < rested) {
-            return;
+            return true;
         }
-        let shares = self.divide(now, table, &living);
-        self.rested = Some(now + (now.elapsed() * DIVIDING).min(LONGEST));
-        let mut total = shares.iter().fold(0_u64, |sum, (share, _)| sum.saturating_add(*share));
-        if total <= self.limit {
-            return self.is_fine(total, news);
+        if pace == Pace::Quick {
+            return false;
         }
-        self.rested = None;
-        // A process that has just been started by `vfork` counts twice for the moment that it takes to execute another program.
-        if !std::mem::replace(&mut self.is_suspect, true) {
-            return;
-        }
-        // What a process gives up when it ends is its share at most: the next one has to go too if that is not enough.
-        for (share, pid) in shares {
-            if total <= self.limit {
-                break;
+        let twins = self.twins(now, table, &living);
+        living.retain(|(pid, _)| !twins.contains(pid));
+        match self.survey.turn(news, table, &living, wanted) {
+            Found::Part => {}
+            Found::TooMuch => self.has_too_much(now, news, table, log),
+            Found::Fine => {
+                self.rest(now);
+                let most = self.most(news, &living);
+                if most <= self.limit {
+                    self.is_fine(most, news);
+                }
             }
-            self.kill(now, pid, table, log);
-            total = total.saturating_sub(share);
+            Found::Has(total, then) => {
+                self.rest(now);
+                self.is_fine(total, &then);
+            }
         }
+        true
+    }
+
+    /// Returns what processes have together at most, by what is cheap to know.
+    fn most(&self, news: &News, living: &[&(u32, Status)]) -> u64 {
+        let (own, shared) = living.iter().fold((0_u64, 0_u64), |(own, shared), (_, status)| {
+            (own.saturating_add(status.private).saturating_add(self.lag), shared.saturating_add(status.shared))
+        });
+        own.saturating_add(shared.max(self.survey.hidden(news)))
+    }
+
+    /// Ends a round of the survey and rests from it.
+    fn rest(&mut self, now: Instant) {
+        self.rested = Some(now + now.elapsed() + (self.survey.end_round() * DIVIDING).min(LONGEST));
     }
 
     fn is_fine(&mut self, had: u64, news: &News) {
@@ -151,28 +208,22 @@ impl Memory {
         self.seen = Some((had, news.handed_out));
     }
 
-    /// Returns what the processes have, the greediest first. They come in the order of what they have at most, and those at the end
-    /// are left out when the others have far too much already.
-    fn divide(&mut self, now: Instant, table: &Table, living: &[&(u32, Status)]) -> Vec<(u64, u32)> {
-        let twins = self.twins(now, table, living);
-        let mut shares: Vec<(u64, u32)> = Vec::new();
-        let (mut total, mut greatest) = (0_u64, 0);
-        for (pid, status) in living.iter().copied().filter(|(pid, _)| !twins.contains(pid)) {
-            if total > self.limit.saturating_mul(2) && greatest >= status.most() {
+    fn has_too_much(&mut self, now: Instant, news: &News, table: &Table, log: &Log) {
+        self.rested = None;
+        // A process that has just been started by `vfork` counts twice for the moment that it takes to execute another program.
+        if !std::mem::replace(&mut self.is_suspect, true) {
+            self.survey.end_round();
+            return;
+        }
+        // What a process gives up when it ends is its share at most: the next one has to go too if that is not enough.
+        for pid in self.survey.greediest(news) {
+            if self.survey.total(news) <= self.limit {
                 break;
             }
-            let Some(process) = Process::open(table, *pid) else { continue };
-            let share = match process.share(&mut self.buffer) {
-                Some(share) => share.saturating_add(status.tables),
-                None if process.is_reaped() => continue,
-                None => status.most(),
-            };
-            total = total.saturating_add(share);
-            greatest = greatest.max(share);
-            shares.push((share, *pid));
+            self.survey.forget(pid);
+            self.kill(now, pid, table, log);
         }
-        shares.sort_unstable_by_key(|share| std::cmp::Reverse(*share));
-        shares
+        self.survey.end_round();
     }
 
     /// Returns children that still have their parent's own memory, which the kernel does not divide among them: those that were
@@ -183,16 +234,15 @@ impl Memory {
         for (pid, status) in living {
             let Some(parent) = by_pid.get(&status.parent) else { continue };
             let is_alike = status.addresses == parent.addresses && status.most().abs_diff(parent.most()) <= NEARLY;
-            if is_alike
-                && !found.contains_key(&status.parent)
-                && Process::open(table, status.parent).is_some_and(|it| it.has_waiting_thread(&mut self.buffer))
-            {
-                found.insert(status.parent, *pid);
+            let mut waits =
+                || Process::open(table, status.parent).is_some_and(|it| it.has_waiting_thread(&mut self.buffer));
+            if is_alike && !found.contains_key(&status.parent) {
+                found.insert(status.parent, waits().then_some(*pid));
             }
         }
         // One that stays is no such child, whatever it looks like.
         let since = std::mem::take(&mut self.twins);
-        self.twins = found.into_values().map(|pid| (pid, since.get(&pid).copied().unwrap_or(now))).collect();
+        self.twins = found.into_values().flatten().map(|pid| (pid, since.get(&pid).copied().unwrap_or(now))).collect();
         let is_new = |since: Instant| now.saturating_duration_since(since) < MOMENT;
         self.twins.iter().filter(|(_, since)| is_new(**since)).map(|(pid, _)| *pid).collect()
     }
@@ -242,7 +292,7 @@ mod tests {
     #[test]
     fn nothing_needs_to_be_seen_until_the_machine_has_handed_out_the_rest() {
         let mut memory = Memory::new(1000);
-        let news = |handed_out| News { handed_out, ..News::default() };
+        let news = |handed_out| News { handed_out, shared: Some(0), ..News::default() };
         assert!(memory.wants_look(&news(Some(5))), "nothing is known yet");
         memory.is_fine(600, &news(Some(5)));
         assert!(!memory.wants_look(&news(Some(254))));
@@ -251,5 +301,7 @@ mod tests {
         assert!(!memory.wants_look(&news(Some(104))));
         assert!(memory.wants_look(&news(Some(105))), "the rest may have come");
         assert!(memory.wants_look(&news(None)), "nothing is told");
+        let hidden = News { shared: Some(LEAST), ..news(Some(104)) };
+        assert!(memory.wants_look(&hidden), "it may be hidden");
     }
 }

@@ -1,19 +1,23 @@
 //! The watchdog of a node: what the kernel does not limit by itself is looked at often, and acted on.
 //!
-//! One thread serves all sandboxes of a node. A [`Post`] is its knowledge of one of them, with a part for each limit; what all
+//! One thread serves all sandboxes of a node, and leaves what takes long to two others. A [`Post`] is its knowledge of one of them, with a part for each limit; what all
 //! of them need to know of the machine is read once for a round. That is what makes idle sandboxes cheap: as long as the whole
 //! machine has not handed out as much memory, as many processes or as much of its processors as one sandbox may still
 //! take, nothing in that sandbox needs to be read.
 
 mod cpus;
 mod disk;
+mod hidden;
 mod log;
 mod machine;
+mod maps;
 mod memory;
 mod pids;
 mod post;
 mod scheduling;
+mod shmem;
 mod status;
+mod survey;
 mod table;
 mod thread;
 mod wall;
@@ -32,17 +36,17 @@ pub(crate) use self::log::Log;
 use self::{post::Post, thread::Shared};
 use crate::{Limits, SandboxError, node::Maker};
 
-/// Looks after the sandboxes of a node, in a thread that there is from the first of them on.
+/// Looks after the sandboxes of a node, in threads that there are from the first of them on.
 #[derive(Debug)]
 pub(crate) struct Watcher {
     shared: Arc<Shared>,
-    thread: Mutex<Option<JoinHandle<()>>>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
     maker: Maker,
 }
 
 impl Default for Watcher {
     fn default() -> Self {
-        Self { shared: Arc::default(), thread: Mutex::default(), maker: Maker::this() }
+        Self { shared: Arc::default(), threads: Mutex::default(), maker: Maker::this() }
     }
 }
 
@@ -53,19 +57,20 @@ impl Watcher {
     /// When there can be no more threads or open files.
     pub(crate) fn watch(&self, subject: Subject) -> Result<Watched, SandboxError> {
         let at = |source: io::Error| SandboxError::at("watch sandbox", source);
-        let mut thread = self.thread.lock();
-        if thread.is_none() {
+        let mut threads = self.threads.lock();
+        for (name, pace) in &thread::THREADS[threads.len()..] {
             let shared = Arc::clone(&self.shared);
-            let spawned = std::thread::Builder::new().name(thread::NAME.to_owned()).spawn(move || shared.run());
-            *thread = Some(spawned.map_err(at)?);
+            self.shared.begin();
+            let spawned = std::thread::Builder::new().name((*name).to_owned()).spawn(move || shared.run(*pace));
+            threads.push(spawned.inspect_err(|_| self.shared.end()).map_err(at)?);
         }
-        drop(thread);
+        drop(threads);
         let post = Post::new(subject).map_err(at)?;
         let log = Arc::clone(post.log());
         Ok(Watched { id: self.shared.add(post), log, shared: Arc::clone(&self.shared), maker: Maker::this() })
     }
 
-    /// Returns the processor time that its thread has taken so far.
+    /// Returns the processor time that its threads have taken so far.
     pub(crate) fn cpu_time(&self) -> Duration {
         Duration::from_nanos(self.shared.cpu_nanos.load(Ordering::Relaxed))
     }
@@ -73,16 +78,16 @@ impl Watcher {
 
 impl Drop for Watcher {
     fn drop(&mut self) {
-        // The thread is the maker's alone, and in a forked process its lock may be held for ever.
+        // The threads are the maker's alone, and in a forked process their lock may be held for ever.
         if !self.maker.is_here() {
             return;
         }
-        let thread = self.thread.lock().take();
-        if let Some(thread) = thread
-            && self.shared.close()
-        {
-            // One that panicked has ended too.
-            let _ = thread.join();
+        let threads = std::mem::take(&mut *self.threads.lock());
+        if !threads.is_empty() && self.shared.close() {
+            for thread in threads {
+                // One that panicked has ended too.
+                let _ = thread.join();
+            }
         }
     }
 }

@@ -229,7 +229,7 @@ mod tests {
     use std::{fs::File, sync::Arc};
 
     use super::*;
-    use crate::watch::disk::Disk;
+    use crate::watch::disk::{Disk, Files};
 
     #[test]
     fn nothing_needs_to_be_seen_until_as_many_numbers_were_given_out() {
@@ -264,7 +264,7 @@ mod tests {
         let proc = File::open("/proc").unwrap();
         let table = Arc::new(Table::new(proc.into()));
         let layer = || File::open("/").unwrap().into();
-        let log = Log::new(Disk::new(layer(), layer()), None, table);
+        let log = Log::new(Disk::new(Files::new(layer(), layer())), None, table);
         let refused = "bash: fork: retry: Resource temporarily unavailable";
         let heard = |seen, most, said| {
             let mut pids = Pids { seen, most, ..Pids::new(100, false) };

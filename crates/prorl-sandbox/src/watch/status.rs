@@ -17,7 +17,7 @@ pub(super) struct Status {
     pub(super) has_memory: bool,
     /// Addresses in use.
     pub(super) addresses: u64,
-    /// Pages that are no file's, and tables of pages, and what is swapped out.
+    /// Pages that are no file's, huge ones too, and tables of pages, and what is swapped out.
     pub(super) private: u64,
     /// Pages of shared memory, which are a file's in memory at times.
     pub(super) shared: u64,
@@ -43,7 +43,7 @@ impl Status {
                 b"RssAnon" => anon = Some(kib(rest)?),
                 b"RssShmem" => status.shared = kib(rest)?,
                 b"VmPTE" => status.tables = kib(rest)?,
-                b"VmSwap" => status.private = kib(rest)?,
+                b"VmSwap" | b"HugetlbPages" => status.private = status.private.saturating_add(kib(rest)?),
                 _ => {}
             }
         }
@@ -72,6 +72,10 @@ pub(super) struct Stat {
     pub(super) parent: u32,
     /// Number of the process that leads its session.
     pub(super) session: u32,
+    /// How often it has been given a page that it had not, or not for itself.
+    pub(super) faults: u64,
+    /// How often its children have which it has waited for, and theirs.
+    pub(super) faults_of_children: u64,
     /// Clock ticks that it has had a processor.
     pub(super) ticks: u64,
     /// Those that its children had which it has waited for, and theirs.
@@ -94,6 +98,8 @@ impl Stat {
             state,
             parent: small(0)?,
             session: small(2)?,
+            faults: large(6)?.saturating_add(large(8)?),
+            faults_of_children: large(7)?.saturating_add(large(9)?),
             ticks: large(10)?.saturating_add(large(11)?),
             ticks_of_children: large(12)?.saturating_add(large(13)?),
             threads: small(16)?,
@@ -106,19 +112,58 @@ impl Stat {
     }
 }
 
-/// Returns the share of a process in memory that is no file's on a disk, and in what is swapped out.
-pub(super) fn parse_share(text: &[u8]) -> Option<u64> {
-    let (mut all, mut kinds, mut swapped) = (None, None, 0);
-    for line in text.split(|byte| *byte == b'\n') {
-        if let Some(rest) = line.strip_prefix(b"Pss:") {
-            all = kib(rest);
-        } else if let Some(rest) = line.strip_prefix(b"Pss_Anon:").or_else(|| line.strip_prefix(b"Pss_Shmem:")) {
-            kinds = Some(kib(rest)?.saturating_add(kinds.unwrap_or(0)));
-        } else if let Some(rest) = line.strip_prefix(b"SwapPss:") {
-            swapped = kib(rest)?;
+/// The share of a process in memory that is no file's on a disk, in bytes. Each page is divided among those that map it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Share {
+    /// Of its own memory, with what is swapped out.
+    pub(super) own: u64,
+    /// Of shared memory.
+    pub(super) shared: u64,
+    /// What of both nobody else maps, at least.
+    pub(super) alone: u64,
+}
+
+impl Share {
+    pub(super) fn parse(text: &[u8]) -> Option<Self> {
+        let (mut all, mut own, mut shared, mut file, mut alone, mut besides) = (None, None, None, 0_u64, 0_u64, 0_u64);
+        for line in text.split(|byte| *byte == b'\n') {
+            let Some(colon) = line.iter().position(|byte| *byte == b':') else { continue };
+            let (key, rest) = line.split_at(colon);
+            let size = || kib(rest.get(1..).unwrap_or_default());
+            match key {
+                b"Pss" => all = Some(size()?),
+                b"Pss_Anon" => own = Some(size()?),
+                b"Pss_Shmem" => shared = Some(size()?),
+                b"Pss_File" => file = size()?,
+                b"Private_Clean" | b"Private_Dirty" => alone = alone.saturating_add(size()?),
+                b"SwapPss" | b"Private_Hugetlb" => besides = besides.saturating_add(size()?),
+                _ => {}
+            }
+        }
+        // A kernel before 5.9 does not tell kinds; then what is alone may be a file's.
+        let alone = if own.is_some() { alone.saturating_sub(file) } else { 0 };
+        let own = own.or(all)?.saturating_add(besides);
+        Some(Self { own, shared: shared.unwrap_or(0), alone })
+    }
+
+    pub(super) fn all(&self) -> u64 {
+        self.own.saturating_add(self.shared)
+    }
+
+    /// Returns both together.
+    pub(super) fn plus(&self, other: &Self) -> Self {
+        Self {
+            own: self.own.saturating_add(other.own),
+            shared: self.shared.saturating_add(other.shared),
+            alone: self.alone.saturating_add(other.alone),
         }
     }
-    Some(kinds.or(all)?.saturating_add(swapped))
+
+    /// Returns all of it, where so much shared memory is held, mapped or not. What is mapped may be part of it, or of a file in
+    /// memory, which is bounded by its file system.
+    pub(super) fn with_held(&self, held: u64) -> u64 {
+        self.own.saturating_add(self.shared.max(held))
+    }
 }
 
 /// Reads the limit of processes in `/proc/PID/limits`.
@@ -202,7 +247,16 @@ mod tests {
         let line = b"42 (a) R (\xff 1 2 3) S 7 8 9 0 -1 4194560 1 2 3 4 50 6 7 8 20 0 13 0 4711 1 2\n";
         assert_eq!(
             Stat::parse(line),
-            Some(Stat { state: b'S', parent: 7, session: 9, ticks: 56, ticks_of_children: 15, threads: 13 })
+            Some(Stat {
+                state: b'S',
+                parent: 7,
+                session: 9,
+                faults: 4,
+                faults_of_children: 6,
+                ticks: 56,
+                ticks_of_children: 15,
+                threads: 13
+            })
         );
         assert_eq!(Stat::parse(b"42 (a) S 7 8 9"), None);
     }
@@ -221,16 +275,19 @@ mod tests {
     fn a_share_leaves_out_files() {
         let text =
             b"1-2 ---p 0 0 0 [rollup]\nRss: 100 kB\nPss: 90 kB\nPss_Dirty: 1 kB\nPss_Anon: 40 kB\nPss_File: 45 kB\n\
-            Pss_Shmem: 5 kB\nSwapPss: 2 kB\n";
-        assert_eq!(parse_share(text), Some(47 << 10));
-        assert_eq!(parse_share(b"Rss: 100 kB\nPss: 90 kB\n"), Some(90 << 10));
-        assert_eq!(parse_share(b""), None);
+            Pss_Shmem: 5 kB\nPrivate_Clean: 30 kB\nPrivate_Dirty: 38 kB\nPrivate_Hugetlb: 4 kB\nSwapPss: 2 kB\n";
+        let share = Share { own: 46 << 10, shared: 5 << 10, alone: 23 << 10 };
+        assert_eq!(Share::parse(text), Some(share));
+        assert_eq!(share.all(), 51 << 10);
+        let old = Share { own: 90 << 10, ..Share::default() };
+        assert_eq!(Share::parse(b"Rss: 100 kB\nPss: 90 kB\nPrivate_Dirty: 80 kB\n"), Some(old));
+        assert_eq!(Share::parse(b""), None);
     }
 
     proptest! {
         #[test]
         fn nonsense_is_no_harm(bytes: Vec<u8>, cut in 0..STATUS.len()) {
-            let _ = (Status::parse(&bytes), Stat::parse(&bytes), parse_share(&bytes));
+            let _ = (Status::parse(&bytes), Stat::parse(&bytes), Share::parse(&bytes));
             let _ = Status::parse(&STATUS[..cut]);
             let mut named = b"Name:\t".to_vec();
             named.extend(&bytes);

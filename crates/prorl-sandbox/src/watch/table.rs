@@ -13,7 +13,10 @@ use rustix::{
     process::{Signal, pidfd_send_signal},
 };
 
-use super::status::{Stat, Status, number, parse_most_processes, parse_share};
+use super::{
+    maps::{Object, read_objects},
+    status::{Share, Stat, Status, number, parse_most_processes},
+};
 
 /// Process 1, which is the guest.
 pub(super) const GUEST: u32 = 1;
@@ -167,13 +170,37 @@ impl Process {
 
     /// Returns what memory it has that is its own, each page divided among those that share it; in bytes. Nothing where this user
     /// may not know, or when it is gone.
-    pub(super) fn share(&self, buffer: &mut Vec<u8>) -> Option<u64> {
+    pub(super) fn share(&self, buffer: &mut Vec<u8>) -> Option<Share> {
         let read = read_at(self.folder.as_fd(), "smaps_rollup", buffer);
         if read.is_err() {
             let (thread, _) = self.living_thread(buffer)?;
             read_at(self.folder.as_fd(), &format!("task/{thread}/smaps_rollup"), buffer).ok()?;
         }
-        parse_share(buffer)
+        Share::parse(buffer)
+    }
+
+    /// Calls `found` with each object that it maps of shared memory that is no file's, until that returns false. Fails where this
+    /// user may not know.
+    pub(super) fn objects(
+        &self,
+        buffer: &mut Vec<u8>,
+        mut found: impl FnMut(Object) -> bool,
+    ) -> rustix::io::Result<()> {
+        let mut is_empty = true;
+        read_objects(self.folder.as_fd(), "maps", |object| {
+            is_empty = false;
+            found(object)
+        })?;
+        // Where the first thread has ended, the list is empty; all threads have the same.
+        if is_empty
+            && let Some((thread, _)) = self
+                .status(buffer)
+                .filter(|status| !status.has_memory && status.threads > 1)
+                .and_then(|_| self.living_thread(buffer))
+        {
+            return read_objects(self.folder.as_fd(), &format!("task/{thread}/maps"), found);
+        }
+        Ok(())
     }
 
     /// Tells whether one of its threads waits for something that it cannot be interrupted at, such as a child by `vfork`.
@@ -267,7 +294,7 @@ mod tests {
         assert!(table.pids().contains(&child.id()));
         let process = Process::open(&table, child.id()).unwrap();
         assert_eq!(process.stat(&mut buffer).unwrap().parent, std::process::id());
-        assert!(process.share(&mut buffer).unwrap() > 0);
+        assert!(process.share(&mut buffer).unwrap().all() > 0);
         let me = Process::open(&table, std::process::id()).unwrap();
         assert!(me.children(&mut buffer).contains(&child.id()));
         assert!(!process.is_reaped());

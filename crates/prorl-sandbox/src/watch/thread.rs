@@ -1,8 +1,11 @@
-//! The thread, and when it looks at what.
+//! The threads, and when they look at what.
+//!
+//! One looks at all sandboxes, as long as it takes hardly any time. What takes longer is left to others, a few of them however many
+//! sandboxes there are, which do it in turn.
 
 use std::{
     cmp::Reverse,
-    collections::{BinaryHeap, HashMap},
+    collections::{BinaryHeap, HashMap, VecDeque},
     sync::atomic::{AtomicU64, Ordering},
     time::Duration,
 };
@@ -14,25 +17,33 @@ use nix::{
 use parking_lot::{Condvar, Mutex};
 use tokio::time::Instant;
 
-use super::{machine::Machine, post::Post};
+use super::{
+    disk::Files,
+    machine::{Machine, News},
+    memory::Pace,
+    post::Post,
+};
 
-/// What the thread is called; the kernel keeps 15 letters.
-pub(super) const NAME: &str = "prorl-watch";
+/// What the threads are called and how they look; the kernel keeps 15 letters.
+pub(super) const THREADS: [(&str, Pace); 3] =
+    [("prorl-watch", Pace::Quick), ("prorl-watch-1", Pace::Slow), ("prorl-watch-2", Pace::Slow)];
 
 /// The longest that a sandbox is not looked at.
 pub(super) const LONGEST: Duration = Duration::from_millis(100);
 
-/// How long the end of the thread is waited for.
+/// How long the end of the threads is waited for.
 const END: Duration = Duration::from_secs(1);
 
 /// The beats at which sandboxes are looked at, in milliseconds. One waking serves all that have the same.
 const BEATS: [u64; 7] = [100, 50, 25, 10, 5, 2, 1];
 
-/// What the thread shares with those who start and end sandboxes.
+/// What the threads share with each other and with those who start and end sandboxes.
 #[derive(Debug)]
 pub(super) struct Shared {
     state: Mutex<State>,
     changed: Condvar,
+    /// That there is something slow to do, or that all is over.
+    is_slow: Condvar,
     pub(super) cpu_nanos: AtomicU64,
     /// When all beats began.
     origin: Instant,
@@ -40,31 +51,55 @@ pub(super) struct Shared {
 
 #[derive(Debug, Default)]
 struct State {
-    /// What is watched; nothing in place of what is just being looked at.
-    posts: HashMap<u64, Option<Box<Post>>>,
+    watched: HashMap<u64, Place>,
     /// When to look next. What is not watched any more may be among them.
     due: BinaryHeap<Reverse<(Instant, u64)>>,
+    /// What is due and takes long.
+    slow: VecDeque<(u64, Box<Post>)>,
     next_id: u64,
     is_closed: bool,
-    /// Whether the thread looks at nothing any more.
-    has_ended: bool,
+    /// How many threads there are that may look at something.
+    n_threads: usize,
+}
+
+/// A sandbox that is watched.
+#[derive(Debug)]
+struct Place {
+    /// What is known of it. Nothing while it is looked at.
+    post: Option<Box<Post>>,
+    files: Files,
+}
+
+impl State {
+    /// Has a sandbox looked at, and tells whether that is before all others.
+    fn schedule(&mut self, due: Instant, id: u64) -> bool {
+        let is_sooner = self.due.peek().is_none_or(|Reverse((first, _))| due < *first);
+        self.due.push(Reverse((due, id)));
+        is_sooner
+    }
 }
 
 impl Default for Shared {
     fn default() -> Self {
-        Self { state: Mutex::default(), changed: Condvar::new(), cpu_nanos: AtomicU64::new(0), origin: Instant::now() }
+        Self {
+            state: Mutex::default(),
+            changed: Condvar::new(),
+            is_slow: Condvar::new(),
+            cpu_nanos: AtomicU64::new(0),
+            origin: Instant::now(),
+        }
     }
 }
 
 impl Shared {
     pub(super) fn add(&self, post: Post) -> u64 {
         let due = self.due(Instant::now(), post.first_wait());
+        let files = post.files().clone();
         let mut state = self.state.lock();
         let id = state.next_id;
         state.next_id += 1;
-        state.posts.insert(id, Some(Box::new(post)));
-        let is_sooner = state.due.peek().is_none_or(|Reverse((first, _))| due < *first);
-        state.due.push(Reverse((due, id)));
+        state.watched.insert(id, Place { post: Some(Box::new(post)), files });
+        let is_sooner = state.schedule(due, id);
         drop(state);
         if is_sooner {
             self.changed.notify_all();
@@ -74,69 +109,110 @@ impl Shared {
 
     pub(super) fn remove(&self, id: u64) {
         let mut state = self.state.lock();
-        let post = state.posts.remove(&id);
-        if state.posts.is_empty() {
+        let place = state.watched.remove(&id);
+        let nth = state.slow.iter().position(|(slow, _)| *slow == id);
+        let slow = nth.and_then(|nth| state.slow.remove(nth));
+        if state.watched.is_empty() {
             state.due.clear(); // so that the thread sleeps for good
         }
         drop(state);
-        drop(post);
+        drop((place, slow));
     }
 
-    /// Has the thread end after the look that it is at, and tells whether it does before long. The kernel may keep it from reading of
-    /// a process.
+    /// Has the threads end after the looks that they are at, and tells whether they do before long. The kernel may keep one from
+    /// reading of a process.
     pub(super) fn close(&self) -> bool {
         let mut state = self.state.lock();
         state.is_closed = true;
         self.changed.notify_all();
-        self.changed.wait_while_for(&mut state, |state| !state.has_ended, END);
-        state.has_ended
+        self.is_slow.notify_all();
+        self.changed.wait_while_for(&mut state, |state| state.n_threads > 0, END);
+        state.n_threads == 0
     }
 
-    /// Looks at what is due until the end.
-    pub(super) fn run(&self) {
-        self.look_until_closed();
-        self.state.lock().has_ended = true;
+    /// Counts a thread that is about to run.
+    pub(super) fn begin(&self) {
+        self.state.lock().n_threads += 1;
+    }
+
+    /// Counts it no more.
+    pub(super) fn end(&self) {
+        self.state.lock().n_threads -= 1;
         self.changed.notify_all();
     }
 
-    fn look_until_closed(&self) {
+    /// Looks at what is due until the end.
+    pub(super) fn run(&self, pace: Pace) {
         let mut machine = Machine::open();
-        while let Some(round) = self.next_round() {
-            let news = machine.read();
-            for (id, mut post) in round {
-                let now = Instant::now();
-                let wait = post.look(now, &news);
-                // What a look takes is part of the wait.
-                let due = self.due(now, wait);
-                let mut state = self.state.lock();
-                if let Some(place) = state.posts.get_mut(&id) {
-                    *place = Some(post);
-                    state.due.push(Reverse((due, id)));
-                }
-                if state.is_closed {
-                    return;
+        let mut counted = 0;
+        while let Some(round) = self.next_round(pace) {
+            let news = machine.read(|| self.in_files());
+            for (id, post) in round {
+                if !self.look(id, post, &news, pace) {
+                    return self.end();
                 }
             }
             if let Ok(time) = clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID) {
                 let nanos = u64::try_from(time.num_nanoseconds()).unwrap_or_default();
-                self.cpu_nanos.store(nanos, Ordering::Relaxed);
+                self.cpu_nanos.fetch_add(nanos.saturating_sub(counted), Ordering::Relaxed);
+                counted = nanos;
             }
         }
+        self.end();
     }
 
-    /// Waits until something is due, and takes it. Nothing at the end.
-    fn next_round(&self) -> Option<Vec<(u64, Box<Post>)>> {
+    /// Looks at a sandbox and puts it back. Returns false at the end.
+    fn look(&self, id: u64, mut post: Box<Post>, news: &News, pace: Pace) -> bool {
+        let now = Instant::now();
+        let wait = post.look(now, news, pace);
+        let mut state = self.state.lock();
+        if state.is_closed {
+            return false;
+        }
+        let Some(watched) = state.watched.get_mut(&id) else { return true };
+        let Some(wait) = wait else {
+            state.slow.push_back((id, post));
+            drop(state);
+            self.is_slow.notify_one();
+            return true;
+        };
+        watched.post = Some(post);
+        // What a quick look takes is part of the wait.
+        let from = if pace == Pace::Quick { now } else { Instant::now() };
+        let is_sooner = state.schedule(self.due(from, wait), id);
+        drop(state);
+        if is_sooner && pace == Pace::Slow {
+            self.changed.notify_all();
+        }
+        true
+    }
+
+    /// Returns how many bytes are in the file systems that sandboxes have in memory.
+    fn in_files(&self) -> u64 {
+        let files: Vec<Files> = self.state.lock().watched.values().map(|place| place.files.clone()).collect();
+        files.iter().map(Files::in_memory).fold(0, u64::saturating_add)
+    }
+
+    /// Waits until something is due for a thread of this pace, and takes it. Nothing at the end.
+    fn next_round(&self, pace: Pace) -> Option<Vec<(u64, Box<Post>)>> {
         let mut state = self.state.lock();
         let mut round = Vec::new();
         loop {
             if state.is_closed {
                 return None;
             }
+            if pace == Pace::Slow {
+                match state.slow.pop_front() {
+                    Some(first) => return Some(vec![first]),
+                    None => self.is_slow.wait(&mut state),
+                }
+                continue;
+            }
             let now = Instant::now();
             match state.due.peek() {
                 Some(Reverse((due, _))) if *due <= now => {
                     let Some(Reverse((_, id))) = state.due.pop() else { continue };
-                    if let Some(post) = state.posts.get_mut(&id).and_then(Option::take) {
+                    if let Some(post) = state.watched.get_mut(&id).and_then(|place| place.post.take()) {
                         round.push((id, post));
                     }
                 }

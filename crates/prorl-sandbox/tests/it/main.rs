@@ -17,3 +17,4 @@ mod singularity;
 mod support;
 mod walls;
 mod watch;
+mod watch_memory;
