@@ -51,9 +51,9 @@ impl Machine {
     /// Reads all of it. `in_files` sums up the bytes in the file systems that sandboxes have in memory.
     pub(super) fn read(&mut self, in_files: impl FnOnce() -> u64) -> News {
         let vmstat = read(self.memory.as_ref(), &mut self.buffer);
-        let pages = vmstat.map_or((None, None), |vmstat| (pages_handed_out(vmstat), pages_shared(vmstat)));
-        let (handed_out, shared) =
-            (pages.0.map(|n| n.saturating_mul(self.page)), pages.1.map(|n| n.saturating_mul(self.page)));
+        let (handed_out, shared) = vmstat.map_or((None, None), pages);
+        let bytes = |pages: u64| pages.saturating_mul(self.page);
+        let (handed_out, shared) = (handed_out.map(bytes), shared.map(bytes));
         let shared = shared.map(|all| self.shmem.outside_files(all, in_files));
         let (running, last_number) = read(self.load.as_ref(), &mut self.buffer).and_then(load).unzip();
         News { handed_out, shared, running, last_number }
@@ -70,17 +70,22 @@ fn read<'a>(file: Option<&File>, buffer: &'a mut [u8]) -> Option<&'a [u8]> {
     buffer.get(..n_read)
 }
 
-/// Sums up the pages that were handed out in all zones.
-fn pages_handed_out(vmstat: &[u8]) -> Option<u64> {
-    let counts = vmstat.split(|byte| *byte == b'\n').filter_map(|line| line.strip_prefix(b"pgalloc_"));
-    let mut counts = counts.map(|line| number(line.get(line.iter().position(|byte| *byte == b' ')?..)?));
-    let first = counts.next()??;
-    counts.try_fold(first, |sum, count| Some(sum.wrapping_add(count?)))
-}
-
-/// Returns how many pages of shared memory there are, those in files among them.
-fn pages_shared(vmstat: &[u8]) -> Option<u64> {
-    number(vmstat.split(|byte| *byte == b'\n').find_map(|line| line.strip_prefix(b"nr_shmem "))?)
+/// Returns how many pages were handed out in all zones, and how many are of shared memory, those in files among them.
+fn pages(vmstat: &[u8]) -> (Option<u64>, Option<u64>) {
+    let (mut handed_out, mut shared) = (None, None);
+    for line in vmstat.split(|byte| *byte == b'\n') {
+        if let Some(zone) = line.strip_prefix(b"pgalloc_") {
+            let count = zone.iter().position(|byte| *byte == b' ').and_then(|blank| number(&zone[blank..]));
+            // One that cannot be read makes the sum unknown, whatever comes after.
+            let so_far = handed_out.unwrap_or(Some(0_u64));
+            handed_out = Some(so_far.zip(count).map(|(sum, count)| sum.wrapping_add(count)));
+        } else if handed_out.is_some() {
+            break; // the zones follow one another, and are all that is left to know
+        } else if let Some(count) = line.strip_prefix(b"nr_shmem ") {
+            shared = number(count);
+        }
+    }
+    (handed_out.flatten(), shared)
 }
 
 /// Returns how many threads want to run, and which number was given out last.
@@ -116,13 +121,12 @@ mod tests {
 
     #[test]
     fn what_is_handed_out_is_summed_over_zones() {
-        let vmstat = b"nr_free 5\npgalloc_dma 1\npgalloc_dma32 20\npgalloc_normal 300\npgfree 9\n";
-        assert_eq!(pages_handed_out(vmstat), Some(321));
-        assert_eq!(pages_handed_out(b"nr_free 5\n"), None);
-        assert_eq!(pages_handed_out(b"pgalloc_dma x\n"), None);
-        assert_eq!(pages_handed_out(b""), None);
-        assert_eq!(pages_shared(b"nr_free 5\nnr_shmem_hugepages 7\nnr_shmem 21\n"), Some(21));
-        assert_eq!(pages_shared(b"nr_shmem x\n"), None);
+        let vmstat =
+            b"nr_free 5\nnr_shmem_hugepages 7\nnr_shmem 21\npgalloc_dma 1\npgalloc_dma32 20\npgalloc_normal 300\nx 9\n";
+        assert_eq!(pages(vmstat), (Some(321), Some(21)));
+        assert_eq!(pages(b"nr_free 5\nnr_shmem x\n"), (None, None));
+        assert_eq!(pages(b"pgalloc_dma x\npgalloc_normal 3\n"), (None, None));
+        assert_eq!(pages(b""), (None, None));
     }
 
     #[test]
