@@ -13,7 +13,7 @@ mod support;
 fn allowed() -> BTreeMap<String, BTreeSet<String>> {
     let text = std::fs::read_to_string(support::root().join("ARCHITECTURE.md")).unwrap();
     let full = |name: &str| match name {
-        "embed-sandbox" | "make-tokenizer" => name.to_owned(),
+        "embed-sandbox" | "embed-tools" | "make-tokenizer" => name.to_owned(),
         name if name == "prorl" || name.starts_with("prorl-") => name.to_owned(),
         name => format!("prorl-{name}"),
     };

@@ -102,3 +102,60 @@ async fn figures_of_limits_are_taken_beside_none_and_beside_their_goals() {
     }
     assert_eq!(said.matches("\ngoal ").count() + usize::from(said.starts_with("goal ")), 8, "{said}");
 }
+
+#[tokio::test]
+async fn figures_of_tools_are_taken_beside_others_and_beside_their_goals() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut command = Command::new(prorl());
+    command.args(["bench", "tools", "--json", "--n", "20", "--sessions", "4", "--commands", "20", "--many", "6"]);
+    let out = command.args(["--seconds", "1"]).env("TMPDIR", folder.path()).output().await.unwrap();
+    let said = String::from_utf8_lossy(&out.stderr);
+    assert!(out.status.success(), "{said}");
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "nothing is left");
+    let report: Value = serde_json::from_slice(&out.stdout).unwrap();
+    for command in ["true", "echo"] {
+        let beside = &report["call"][command];
+        for (who, n) in [("ours", 20), ("pty", 20), ("pty_behind_socket", 20), ("tmux", 1)] {
+            let (is_absent, is_told) = (beside[who].is_null(), said.contains(&format!("note: {who} is null: ")));
+            assert!(is_absent == is_told && (is_absent || beside[who]["n"] == n), "{who}: {report} {said}");
+        }
+        assert!(beside["ours"]["p50_ms"].as_f64().unwrap() > 0.0, "{report}");
+    }
+    assert_eq!(report["goals"]["true_by_pty"]["found"], report["call"]["true"]["ours_by_pty"], "{report}");
+    for (name, n) in [("sessions", 80), ("many", 12)] {
+        assert_eq!((&report[name]["commands"], &report[name]["wrong"]), (&n.into(), &0.into()), "{report} {said}");
+    }
+    assert!(report["cpu"]["s_per_1000"].as_f64().unwrap() > 0.0, "{report}");
+    assert!(report["idle"]["wakeups"].is_u64(), "{report}");
+    assert_eq!(report["python"].is_null(), said.contains("note: python is null: "), "{said}");
+    assert_eq!(said.lines().filter(|line| line.starts_with("goal ")).count(), 18, "{said}");
+}
+
+#[tokio::test]
+async fn implementations_are_held_to_cases_side_by_side() {
+    let folder = tempfile::tempdir().unwrap();
+    let absent = r#"gone=sh -c read${IFS}start;echo${IFS}'{"skip":"not"}'"#;
+    let conformance = |args: &[&str]| {
+        let mut command = Command::new(prorl());
+        command.args(["bench", "tools", "--conformance", "--suite", "bash", "--adapter", absent]).args(args);
+        command.env("TMPDIR", folder.path());
+        command
+    };
+    let names = ["--case", "echo", "--case", "exit-code-kept", "--case", "input-none"];
+    let out = conformance(&names).arg("--json").output().await.unwrap();
+    let said = String::from_utf8_lossy(&out.stderr);
+    assert!(out.status.success(), "{said}");
+    assert!(said.contains("note: gone is left out: not\n"), "{said}");
+    assert!(said.contains("bash -c: bash exit-code-kept: step 2: printed \"0\", not \"42\"\n"), "{said}");
+    let report: Value = serde_json::from_slice(&out.stdout).unwrap();
+    let marks = |idx: usize| -> Vec<&str> {
+        report["subjects"][idx]["cases"].as_array().unwrap().iter().map(|one| one["mark"].as_str().unwrap()).collect()
+    };
+    assert_eq!((marks(0), marks(1)), (vec!["passed"; 3], vec!["passed", "failed", "unsupported"]), "{report}");
+    assert_eq!((&report["subjects"][2]["absent"], marks(2).len()), (&"not".into(), 0), "{report}");
+    let out = conformance(&["--case", "echo", "--markdown"]).output().await.unwrap();
+    assert!(String::from_utf8_lossy(&out.stdout).contains("| echo | A word is printed. | yes | yes |\n"));
+    let out = conformance(&["--case", "no-such"]).output().await.unwrap();
+    assert!(!out.status.success() && String::from_utf8_lossy(&out.stderr).contains("there is no case no-such"));
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "nothing is left");
+}

@@ -36,6 +36,12 @@ pub enum FrameError {
     Encode(#[source] bincode::error::EncodeError),
 }
 
+/// Room for a frame that has no content to speak of, and for what is around some.
+const SMALL_BYTES: usize = 256;
+
+/// What a [`Decoder`] holds on to once it is empty.
+const KEPT_BYTES: usize = 128 * 1024;
+
 const CONFIG: bincode::config::Configuration<
     bincode::config::LittleEndian,
     bincode::config::Varint,
@@ -47,7 +53,16 @@ const CONFIG: bincode::config::Configuration<
 /// # Errors
 /// [`FrameError::TooLarge`] above the limit; [`FrameError::Encode`] for a value that bincode cannot hold.
 pub fn encode<T: Serialize>(value: &T) -> Result<Vec<u8>, FrameError> {
-    let mut frame = vec![0; HEADER_BYTES];
+    encode_sized(value, 0)
+}
+
+/// Returns the whole frame of a value that has about `content_bytes` of content, which spares copies while it is made.
+///
+/// # Errors
+/// As [`encode`].
+pub fn encode_sized<T: Serialize>(value: &T, content_bytes: usize) -> Result<Vec<u8>, FrameError> {
+    let mut frame = Vec::with_capacity(content_bytes.min(MAX_FRAME_BYTES) + SMALL_BYTES);
+    frame.resize(HEADER_BYTES, 0);
     bincode::serde::encode_into_std_write(value, &mut frame, bincode::config::standard())
         .map_err(FrameError::Encode)?;
     let len = frame.len() - HEADER_BYTES;
@@ -77,7 +92,7 @@ pub fn decode<T: DeserializeOwned>(body: &[u8]) -> Result<T, FrameError> {
     }
 }
 
-/// Cuts a byte stream into frames.
+/// Cuts a byte stream into frames. It holds what has come of one frame, and little else once that was taken.
 #[derive(Debug, Default)]
 pub struct Decoder {
     buffer: Vec<u8>,
@@ -105,6 +120,11 @@ impl Decoder {
         let Some(body) = self.buffer.get(body_start..body_start + len) else { return Ok(None) };
         let value = decode(body)?;
         self.start = body_start + len;
+        if self.is_empty() {
+            self.buffer.clear();
+            self.buffer.shrink_to(KEPT_BYTES);
+            self.start = 0;
+        }
         Ok(Some(value))
     }
 
@@ -140,6 +160,19 @@ mod tests {
             let mut decoder = Decoder::default();
             decoder.push(&bytes);
             while let Ok(Some(_)) = decoder.pop::<(u64, String, Vec<String>)>() {}
+        }
+    }
+
+    #[test]
+    fn a_large_frame_leaves_no_memory_behind() {
+        let mut decoder = Decoder::default();
+        let large = vec![7_u8; MAX_FRAME_BYTES - 8];
+        for _ in 0..2 {
+            for piece in encode(&large).unwrap().chunks(64 * 1024) {
+                decoder.push(piece);
+            }
+            assert_eq!(decoder.pop::<Vec<u8>>().unwrap().as_ref(), Some(&large));
+            assert!(decoder.buffer.capacity() <= KEPT_BYTES, "{}", decoder.buffer.capacity());
         }
     }
 

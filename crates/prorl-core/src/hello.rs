@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 /// The version of the frames between guest and host. Both sides of one build agree; an older guest is refused by name.
-pub const PROTOCOL: u32 = 1;
+pub const PROTOCOL: u32 = 2;
 
 /// The first frame from a guest.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

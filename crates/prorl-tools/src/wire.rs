@@ -4,9 +4,11 @@
 //! cancelled or its limit passed. Lengths and times are counted by the guest, so that they hold when the host is slow.
 //!
 //! What a request may make the other side hold is bounded when it is made, except for [`Op::Attach`], whose three streams have
-//! no end that anyone knows. Each of them has a window: its writer sends that much ahead of its reader and then waits for
+//! no end that anyone knows, and for [`Op::Upload`] and [`Op::Download`], which have one each. Each stream has a window: its writer sends that much ahead of its reader and then waits for
 //! [credit](Steer::Credit), while the channel itself is always read. So a slow reader holds up its own program alone.
 
+#[cfg(feature = "guest")]
+use serde::ser::SerializeStructVariant;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Visitor};
 
 /// A frame from the host.
@@ -77,6 +79,76 @@ pub enum Op {
     ReadFile(ReadFile),
     /// Runs a program whose input and outputs are streamed both ways.
     Attach(Attach),
+    /// Views or changes a file as the `str_replace_editor` does.
+    Edit(Edit),
+    /// Takes in a file or a folder, whose records come as [`Steer::Input`] until its input is closed.
+    Upload(Upload),
+    /// Sends a file or a folder, as records on [`Stream::Stdout`].
+    Download(Download),
+}
+
+/// What the editor is asked for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Edit {
+    /// Absolute path.
+    pub path: String,
+    /// What is done with it.
+    pub change: Change,
+    /// Characters of the answer's text at most.
+    pub output_chars: u64,
+}
+
+/// What the editor does with a file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Change {
+    /// Shows it with numbers of lines, or a folder two levels deep.
+    View {
+        /// First and last line, counted from 1; no last one is the end of the file.
+        range: Option<(u64, Option<u64>)>,
+    },
+    /// Makes it, where there is none.
+    Create {
+        /// All of its text.
+        text: String,
+    },
+    /// Puts one text in the place of another, which must be there exactly once.
+    Replace {
+        /// What is there.
+        old: String,
+        /// What is to be.
+        new: String,
+    },
+    /// Puts a text behind a line.
+    Insert {
+        /// The line, counted from 1; 0 is the beginning.
+        after: u64,
+        /// The text, which becomes lines of its own.
+        text: String,
+    },
+    /// Takes the last change of this file back.
+    Undo,
+}
+
+/// Where a file or a folder goes. Its records are those of [`crate::tree`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Upload {
+    /// Path that it will have; folders above it are made.
+    pub to: String,
+    /// Whether files that are there already are replaced; without it they are an error.
+    pub replace: bool,
+}
+
+/// A file or a folder to send.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Download {
+    /// Its path.
+    pub from: String,
+    /// Bytes of content at most.
+    pub max_bytes: u64,
+    /// Files, folders and links at most.
+    pub max_entries: u64,
+    /// Bytes of records that may be sent before the first credit.
+    pub window: u64,
 }
 
 /// A program to run.
@@ -132,7 +204,8 @@ pub struct Bash {
     pub session: String,
     /// The command, or what to type.
     pub command: String,
-    /// Whether `command` is typed into the command that runs: a line of text, `C-c` or `C-d`; empty only waits.
+    /// Whether `command` is typed into the command that runs: a line of text, `C-` and a letter, or `C-\`; empty only
+    /// waits.
     pub is_input: bool,
     /// Returns after this many milliseconds without output, leaving the command running; 0 for never.
     pub silence_ms: u64,
@@ -145,6 +218,8 @@ pub struct Ipython {
     pub session: String,
     /// The cell.
     pub code: String,
+    /// Whether tracebacks are coloured by escape sequences.
+    pub color: bool,
 }
 
 /// A piece of a file to write.
@@ -165,6 +240,8 @@ pub struct WriteFile {
 pub struct ReadFile {
     /// Path.
     pub path: String,
+    /// Bytes passed over at its beginning.
+    pub offset: u64,
     /// Bytes sent at most.
     pub limit: u64,
 }
@@ -207,6 +284,42 @@ pub enum GuestFrame {
         /// Which.
         stream: Stream,
     },
+    /// A cell has shown something that is more than text.
+    Shown {
+        /// The request.
+        id: u64,
+        /// How many bytes the cell had printed before.
+        at: u64,
+        /// What it is: `image/png`, `text/html`, `text/markdown`, `image/svg+xml`, `image/jpeg`.
+        mime: String,
+        /// It, as its type has it: not in base64.
+        data: Bytes,
+    },
+}
+
+/// A [`GuestFrame::Output`] to send, of bytes that are not its own.
+#[cfg(feature = "guest")]
+pub(crate) struct OutputFrame<'a> {
+    pub(crate) id: u64,
+    pub(crate) stream: Stream,
+    pub(crate) bytes: &'a [u8],
+}
+
+#[cfg(feature = "guest")]
+impl Serialize for OutputFrame<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        struct Run<'a>(&'a [u8]);
+        impl Serialize for Run<'_> {
+            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                serializer.serialize_bytes(self.0)
+            }
+        }
+        let mut fields = serializer.serialize_struct_variant("GuestFrame", 0, "Output", 3)?;
+        fields.serialize_field("id", &self.id)?;
+        fields.serialize_field("stream", &self.stream)?;
+        fields.serialize_field("bytes", &Run(self.bytes))?;
+        fields.end()
+    }
 }
 
 /// One of the streams of a program.
@@ -243,6 +356,32 @@ pub enum Answer {
     },
     /// Of [`Op::Attach`].
     Attach(AttachAnswer),
+    /// Of [`Op::Edit`].
+    Edit(EditAnswer),
+    /// Of [`Op::Upload`] and [`Op::Download`].
+    Tree(TreeSummary),
+}
+
+/// What the editor says.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EditAnswer {
+    /// For the agent.
+    pub text: String,
+    /// Whether nothing was done, for the reason that the text tells.
+    pub is_refused: bool,
+}
+
+/// What came over of a file or folder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TreeSummary {
+    /// Files.
+    pub n_files: u64,
+    /// Folders, links and files together.
+    pub n_entries: u64,
+    /// Bytes of the files.
+    pub n_bytes: u64,
+    /// SHA-256 of all records, as the sender made and the receiver found it.
+    pub sha256: [u8; 32],
 }
 
 /// How a process ended.
@@ -306,6 +445,19 @@ pub struct BashAnswer {
     pub restarted: Option<String>,
     /// The shell's folder.
     pub cwd: Option<String>,
+    /// What runs in the background and was not told before; eight at most.
+    pub background: Vec<Background>,
+    /// Where the shell's own output goes, when a task has sent it elsewhere than to the terminal.
+    pub output_elsewhere: Option<String>,
+}
+
+/// A process that a command has left running.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Background {
+    /// Its number.
+    pub pid: i32,
+    /// Its name.
+    pub name: String,
 }
 
 /// How a bash command ended.
@@ -326,6 +478,8 @@ pub enum BashEnd {
         limit_ms: u64,
         /// What it took to end it.
         by: Interrupt,
+        /// Whether it waited for input then.
+        wanted_input: bool,
     },
     /// It was cancelled by the host, and interrupted.
     Cancelled,
@@ -467,6 +621,12 @@ mod tests {
         let sent = GuestFrame::Output { id: 7, stream: Stream::Stderr, bytes: Bytes((0..=255).collect()) };
         let bytes = frame::encode(&sent).unwrap();
         assert_eq!(frame::decode::<GuestFrame>(&bytes[frame::HEADER_BYTES..]).unwrap(), sent);
+        #[cfg(feature = "guest")]
+        {
+            let borrowed: Vec<u8> = (0..=255).collect();
+            let borrowed = OutputFrame { id: 7, stream: Stream::Stderr, bytes: &borrowed };
+            assert_eq!(frame::encode_sized(&borrowed, 256).unwrap(), bytes);
+        }
         let sent = HostFrame::Steer { id: 7, steer: Steer::Input(Bytes((0..=255).collect())) };
         let bytes = frame::encode(&sent).unwrap();
         assert_eq!(frame::decode::<HostFrame>(&bytes[frame::HEADER_BYTES..]).unwrap(), sent);

@@ -13,6 +13,8 @@ pub(super) struct Spread {
     pub(super) p50_ms: f64,
     /// The time that 19 of 20 do not pass.
     pub(super) p95_ms: f64,
+    /// The time that 99 of 100 do not pass.
+    pub(super) p99_ms: f64,
     min_ms: f64,
     max_ms: f64,
 }
@@ -22,7 +24,14 @@ impl Spread {
     pub(super) fn of(mut times: Vec<Duration>) -> Option<Self> {
         times.sort_unstable();
         let at = |percent: usize| times.get((times.len() * percent).div_ceil(100).max(1) - 1).copied().map(millis);
-        Some(Self { n: times.len(), p50_ms: at(50)?, p95_ms: at(95)?, min_ms: at(0)?, max_ms: at(100)? })
+        Some(Self {
+            n: times.len(),
+            p50_ms: at(50)?,
+            p95_ms: at(95)?,
+            p99_ms: at(99)?,
+            min_ms: at(0)?,
+            max_ms: at(100)?,
+        })
     }
 }
 
@@ -57,11 +66,14 @@ mod tests {
     #[test]
     fn a_percentile_is_a_time_that_was_measured() {
         let spread = |range: std::ops::Range<u64>| Spread::of(range.rev().map(Duration::from_millis).collect());
-        let hundred = Spread { n: 100, p50_ms: 50.0, p95_ms: 95.0, min_ms: 1.0, max_ms: 100.0 };
+        let hundred = Spread { n: 100, p50_ms: 50.0, p95_ms: 95.0, p99_ms: 99.0, min_ms: 1.0, max_ms: 100.0 };
         assert_eq!(spread(1..101), Some(hundred));
-        let three = Spread { n: 3, p50_ms: 2.0, p95_ms: 3.0, min_ms: 1.0, max_ms: 3.0 };
+        let three = Spread { n: 3, p50_ms: 2.0, p95_ms: 3.0, p99_ms: 3.0, min_ms: 1.0, max_ms: 3.0 };
         assert_eq!(spread(1..4), Some(three));
-        assert_eq!(spread(7..8), Some(Spread { n: 1, p50_ms: 7.0, p95_ms: 7.0, min_ms: 7.0, max_ms: 7.0 }));
+        assert_eq!(
+            spread(7..8),
+            Some(Spread { n: 1, p50_ms: 7.0, p95_ms: 7.0, p99_ms: 7.0, min_ms: 7.0, max_ms: 7.0 })
+        );
         assert_eq!(spread(0..0), None);
     }
 

@@ -12,8 +12,8 @@ use std::{num::NonZeroUsize, process::ExitCode, time::Duration};
 
 use serde::Serialize;
 
-use self::{goals::Goals, hogs::Hog, live::Ground};
-use super::{machine::Machine, report::tell};
+use self::{hogs::Hog, live::Ground};
+use super::{goals::Goals, machine::Machine, report::tell};
 use crate::{output, stop::Signals};
 
 /// Arguments of `prorl bench limits`.
@@ -105,7 +105,7 @@ async fn measure(args: &Args) -> anyhow::Result<Report> {
     let neighbours = neighbours::measure(args, &ground, &sandboxes, &holds).await?;
     live::end_many(sandboxes).await?;
     machine.after();
-    let goals = Goals::of(&cost, watchdog.as_ref(), overshoot.as_ref(), &neighbours);
+    let goals = goals::of(&cost, watchdog.as_ref(), overshoot.as_ref(), &neighbours);
     Ok(Report { prorl: env!("CARGO_PKG_VERSION"), machine, cost, watchdog, overshoot, neighbours, goals })
 }
 

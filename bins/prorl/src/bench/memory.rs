@@ -53,7 +53,7 @@ impl Memory {
 }
 
 /// Children of every thread of a process.
-fn children(pid: u32) -> io::Result<Vec<u32>> {
+pub(super) fn children(pid: u32) -> io::Result<Vec<u32>> {
     let mut found = Vec::new();
     for thread in fs::read_dir(format!("/proc/{pid}/task"))? {
         let list = fs::read_to_string(thread?.path().join("children"))?;

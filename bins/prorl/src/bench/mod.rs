@@ -3,6 +3,7 @@
 
 mod bare;
 mod figures;
+mod goals;
 mod images;
 mod limits;
 mod machine;
@@ -10,6 +11,7 @@ mod memory;
 mod report;
 mod runtimes;
 mod sandbox;
+mod tools;
 
 use std::process::ExitCode;
 
@@ -28,6 +30,8 @@ enum What {
     Images(images::Args),
     /// What limits cost, and what they keep of a fork bomb and its like from their neighbours; beside sandboxes without limits.
     Limits(limits::Args),
+    /// What a tool call takes, beside a bare terminal, tmux and Jupyter; or, with `--conformance`, who keeps which promises.
+    Tools(tools::Args),
 }
 
 pub(crate) async fn main(args: Args) -> anyhow::Result<ExitCode> {
@@ -35,5 +39,6 @@ pub(crate) async fn main(args: Args) -> anyhow::Result<ExitCode> {
         What::Sandbox(args) => sandbox::main(args).await,
         What::Images(args) => images::main(args).await,
         What::Limits(args) => limits::main(args).await,
+        What::Tools(args) => tools::main(args).await,
     }
 }

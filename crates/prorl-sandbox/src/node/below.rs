@@ -77,9 +77,15 @@ mod tests {
         let mut child = Command::new("sh").args(["-c", script]).stdout(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
         io::BufRead::read_line(&mut io::BufReader::new(child.stdout.take().unwrap()), &mut line).unwrap();
-        let found = below(child.id()).unwrap();
-        assert_eq!(found.len(), 2, "{found:?}");
-        assert!(found.iter().any(|name| name.starts_with("sleep (pid ")), "{found:?}");
+        // A process has its name once it has executed its program.
+        let found = loop {
+            let found = below(child.id()).unwrap();
+            assert_eq!(found.len(), 2, "{found:?}");
+            if found.iter().any(|name| name.starts_with("sleep (pid ")) {
+                break found;
+            }
+            std::thread::yield_now();
+        };
         for name in found {
             let pid = name.trim_end_matches(')').rsplit(' ').next().unwrap().parse().unwrap();
             super::super::process::Handle::of(pid).unwrap().unwrap().kill();

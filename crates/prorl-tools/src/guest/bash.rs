@@ -10,9 +10,9 @@ use super::{
     capture::Capture,
     clock::{Instant, after, now},
     post::{Mail, Mailbox},
-    pty::{Pty, TURN_BYTES},
+    pty::{END, Pty, TURN_BYTES},
     serve::Shared,
-    shell::Shell,
+    shell::{Shell, Told},
     wait::{earlier, wait},
 };
 use crate::wire::{Answer, Bash, BashAnswer, BashEnd, ExitStatus, Interrupt, Op, Request};
@@ -23,6 +23,12 @@ const TAIL_BYTES: usize = 64 * 1024;
 
 /// After its limit a command is interrupted twice, then its processes are killed, in the end the shell, this far apart.
 const STEP_MS: u64 = 500;
+
+/// After so long without output a command is looked at: whether it waits for input. If it does not, again after twice as long.
+const LOOK_MS: u64 = 2000;
+
+/// How soon it is looked at when the shell can no longer tell its end.
+const HURRY_MS: u64 = 50;
 
 /// Serves a session for as long as the guest lives.
 pub(super) fn run(shared: Arc<Shared>, mailbox: Arc<Mailbox>) {
@@ -36,6 +42,7 @@ pub(super) fn run(shared: Arc<Shared>, mailbox: Arc<Mailbox>) {
         last_output: now(),
         is_running: false,
         untold: None,
+        why_killed: None,
         call: None,
         input: Vec::new(),
     };
@@ -57,6 +64,8 @@ struct Session {
     is_running: bool,
     /// How a command ended while no call waited for it.
     untold: Option<Ended>,
+    /// Why we have killed the shell, where that was not for a limit.
+    why_killed: Option<&'static str>,
     /// The call that waits.
     call: Option<Call>,
     /// What is typed and not yet taken.
@@ -75,6 +84,8 @@ struct Call {
     until: Instant,
     silence_ms: u64,
     begun: Instant,
+    /// When the command is looked at.
+    look: Instant,
     stop: Option<Stop>,
 }
 
@@ -84,6 +95,13 @@ struct Stop {
     n_steps: u32,
     next: Instant,
     by: Interrupt,
+    wanted_input: bool,
+}
+
+impl Stop {
+    fn new(was_cancelled: bool, wanted_input: bool) -> Self {
+        Self { was_cancelled, n_steps: 0, next: now(), by: Interrupt::Signal, wanted_input }
+    }
 }
 
 fn keep(capture: &mut Capture, bytes: &[u8]) {
@@ -135,7 +153,7 @@ impl Session {
         let call = self.call.as_ref()?;
         match &call.stop {
             Some(stop) => Some(stop.next),
-            None => earlier(Some(call.until), self.silent_at(call)),
+            None => earlier(Some(call.until.min(call.look)), self.silent_at(call)),
         }
     }
 
@@ -157,29 +175,57 @@ impl Session {
 
     fn on_mark(&mut self) {
         let (Some(shell), Some(pty)) = (&mut self.shell, &self.pty) else { return };
-        let Some(mark) = shell.take_mark() else { return };
-        // What works in the background is deaf to an interrupt. A few such processes are left to live, a crowd is not.
-        if let Some(stop) = self.call.as_mut().and_then(|call| call.stop.as_mut())
-            && self.shared.terms.limits.is_crowd(shell.count_command())
-        {
-            stop.by = Interrupt::Kill;
-            shell.kill_command();
+        match shell.take_told() {
+            Some(Told::Ended(status)) => {
+                // What works in the background is deaf to an interrupt. A few such processes are left to live, a crowd is not.
+                if let Some(stop) = self.call.as_mut().and_then(|call| call.stop.as_mut())
+                    && self.shared.terms.limits.is_crowd(shell.count_command())
+                {
+                    stop.by = Interrupt::Kill;
+                    shell.kill_command();
+                }
+                pty.fence(|bytes| keep(&mut self.capture, bytes));
+                self.cwd = shell.cwd().or(self.cwd.take());
+                self.command_ended(Ended { status, restarted: None });
+            }
+            Some(Told::Broken) => {
+                self.give_up("A command has replaced a builtin that the shell needs, so it was ended.");
+            }
+            None if shell.marks().is_none() => {
+                let soon = after(now(), HURRY_MS);
+                self.call.iter_mut().for_each(|call| call.look = soon);
+            }
+            None => {}
         }
-        pty.fence(|bytes| keep(&mut self.capture, bytes));
+    }
+
+    /// Kills a shell that cannot go on.
+    fn give_up(&mut self, why: &'static str) {
+        let Some(shell) = &self.shell else { return };
         self.cwd = shell.cwd().or(self.cwd.take());
-        self.command_ended(Ended { status: mark.status, restarted: None });
+        self.why_killed = Some(why);
+        shell.kill();
     }
 
     fn on_shell_end(&mut self) {
-        let Some(status) = self.shell.as_ref().and_then(Shell::status) else { return };
+        let Some((shell, status)) = self.shell.as_ref().and_then(|shell| Some((shell, shell.status()?))) else {
+            return;
+        };
+        let by_failure = if shell.ends_by_failure() { " while `set -e` was on" } else { "" };
+        let reason = match (self.why_killed.take(), status) {
+            (Some(why), _) => why.to_owned(),
+            (None, ExitStatus::Code(code @ 1..)) => format!("The shell ended with exit code {code}{by_failure}."),
+            (None, ExitStatus::Code(code)) => format!("The shell ended with exit code {code}."),
+            (None, ExitStatus::Signal(signal)) => format!("The shell was killed by signal {signal}."),
+        };
         if let Some(pty) = &self.pty {
             pty.fence(|bytes| keep(&mut self.capture, bytes));
         }
         self.shell = None;
-        let reason = match status {
-            ExitStatus::Code(code) => format!("The shell ended with exit code {code}."),
-            ExitStatus::Signal(signal) => format!("The shell was killed by signal {signal}."),
-        };
+        // Where the next one will be.
+        if !self.cwd.as_ref().is_some_and(|cwd| cwd.is_dir()) {
+            self.cwd = std::env::current_dir().ok();
+        }
         self.command_ended(Ended { status: status.code(), restarted: Some(reason) });
     }
 
@@ -191,7 +237,9 @@ impl Session {
                 let end = match &call.stop {
                     None => BashEnd::Exited(ended.status),
                     Some(Stop { was_cancelled: true, .. }) => BashEnd::Cancelled,
-                    Some(Stop { by, .. }) => BashEnd::LimitPassed { limit_ms: call.limit_ms, by: *by },
+                    Some(Stop { by, wanted_input, .. }) => {
+                        BashEnd::LimitPassed { limit_ms: call.limit_ms, by: *by, wanted_input: *wanted_input }
+                    }
                 };
                 self.answer(call.id, end, ended.restarted);
             }
@@ -201,11 +249,18 @@ impl Session {
     }
 
     fn answer(&mut self, id: u64, end: BashEnd, restarted: Option<String>) {
-        if let (BashEnd::Running { .. }, Some(shell)) = (&end, &self.shell) {
-            self.cwd = shell.cwd().or(self.cwd.take());
+        let output = self.capture.take();
+        let (mut background, mut output_elsewhere) = (Vec::new(), None);
+        if let (Some(shell), Some(pty)) = (&mut self.shell, &self.pty) {
+            if let BashEnd::Running { .. } = &end {
+                self.cwd = shell.cwd().or(self.cwd.take());
+            } else {
+                background = shell.left();
+                output_elsewhere = if output.total == 0 { shell.output_elsewhere(pty) } else { None };
+            }
         }
         let cwd = self.cwd.as_ref().map(|cwd| cwd.to_string_lossy().into_owned());
-        let answer = BashAnswer { output: self.capture.take(), end, restarted, cwd };
+        let answer = BashAnswer { output, end, restarted, cwd, background, output_elsewhere };
         self.shared.post.done(id, Answer::Bash(answer));
     }
 
@@ -215,6 +270,8 @@ impl Session {
             end: BashEnd::Refused(reason.into()),
             restarted: None,
             cwd: None,
+            background: Vec::new(),
+            output_elsewhere: None,
         };
         self.shared.post.done(id, Answer::Bash(answer));
     }
@@ -233,6 +290,7 @@ impl Session {
             until: after(begun, timeout_ms),
             silence_ms: bash.silence_ms,
             begun,
+            look: after(begun, LOOK_MS),
             stop: None,
         };
         if bash.is_input { self.on_input(call, &bash.command) } else { self.on_command(call, &bash.command) }
@@ -251,8 +309,13 @@ impl Session {
         }
         match text {
             "" => {}
-            "C-c" => self.input.push(3),
-            "C-d" => self.input.push(4),
+            "C-c" => {
+                self.input.push(3);
+                if let (Some(shell), Some(pty)) = (&self.shell, &self.pty) {
+                    shell.expect_interrupt();
+                    self.input.extend(shell.is_reading(pty).then_some(END));
+                }
+            }
             "C-z" => {
                 return self.refuse(
                     call.id,
@@ -260,6 +323,7 @@ impl Session {
                      interrupt it.",
                 );
             }
+            key if control_key(key).is_some() => self.input.extend(control_key(key)),
             line => {
                 self.input.extend_from_slice(line.as_bytes());
                 self.input.push(b'\n');
@@ -324,7 +388,7 @@ impl Session {
 
     fn on_cancel(&mut self, id: u64) {
         if let Some(call) = self.call.as_mut().filter(|call| call.id == id && call.stop.is_none()) {
-            call.stop = Some(Stop { was_cancelled: true, n_steps: 0, next: now(), by: Interrupt::Signal });
+            call.stop = Some(Stop::new(true, false));
         }
     }
 
@@ -333,18 +397,14 @@ impl Session {
         let present = now();
         if call.stop.is_none() {
             if present >= call.until {
-                let stop = Stop { was_cancelled: false, n_steps: 0, next: present, by: Interrupt::Signal };
+                let stop = Stop::new(false, self.wants_input());
+                self.cwd = self.shell.as_ref().and_then(Shell::cwd).or(self.cwd.take());
                 self.call = self.call.take().map(|call| Call { stop: Some(stop), ..call });
-            } else if let Some(silent_at) = self.silent_at(call)
-                && present >= silent_at
-            {
-                let silent = present.saturating_duration_since(call.begun.max(self.last_output));
-                let wants_input =
-                    self.shell.as_ref().zip(self.pty.as_ref()).is_some_and(|(shell, pty)| shell.wants_input(pty));
-                let id = call.id;
-                self.call = None;
-                let silent_ms = u64::try_from(silent.as_millis()).unwrap_or(u64::MAX);
-                return self.answer(id, BashEnd::Running { silent_ms, wants_input }, None);
+            } else if self.silent_at(call).is_some_and(|silent_at| present >= silent_at) {
+                let wants_input = self.wants_input();
+                return self.leave_running(present, wants_input);
+            } else if present >= call.look {
+                return self.look(present);
             }
         }
         if let (Some(stop), Some(shell), Some(pty)) =
@@ -366,5 +426,38 @@ impl Session {
             stop.n_steps += 1;
             stop.next = after(present, STEP_MS);
         }
+    }
+    fn wants_input(&self) -> bool {
+        self.shell.as_ref().zip(self.pty.as_ref()).is_some_and(|(shell, pty)| shell.wants_input(pty))
+    }
+
+    /// Looks at a command that has been silent.
+    fn look(&mut self, present: Instant) {
+        if self.shell.as_ref().is_some_and(Shell::is_lost) {
+            self.give_up("A command has taken away what the shell needs to go on, so it was ended.");
+        }
+        let silent_since = self.call.as_ref().map_or(present, |call| call.begun.max(self.last_output));
+        let enough = after(silent_since, LOOK_MS);
+        if present >= enough && self.wants_input() {
+            return self.leave_running(present, true);
+        }
+        let next = if present < enough { enough } else { present + (present - silent_since) };
+        self.call.iter_mut().for_each(|call| call.look = next);
+    }
+
+    /// Answers that the command is still running.
+    fn leave_running(&mut self, present: Instant, wants_input: bool) {
+        let Some(call) = self.call.take() else { return };
+        let silent = present.saturating_duration_since(call.begun.max(self.last_output));
+        let silent_ms = u64::try_from(silent.as_millis()).unwrap_or(u64::MAX);
+        self.answer(call.id, BashEnd::Running { silent_ms, wants_input }, None);
+    }
+}
+
+/// Returns what a terminal gets for a key with control: `C-d`, or `C-\\`.
+fn control_key(name: &str) -> Option<u8> {
+    match name.strip_prefix("C-")?.as_bytes() {
+        [key @ (b'a'..=b'z' | b'A'..=b'Z' | b'\\')] => Some(key & 0x1f),
+        _ => None,
     }
 }

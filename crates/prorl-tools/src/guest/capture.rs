@@ -32,6 +32,11 @@ impl Capture {
         first
     }
 
+    /// Returns how many bytes were pushed since it began.
+    pub(super) fn total(&self) -> u64 {
+        self.total
+    }
+
     /// Returns what is kept and begins anew, holding no memory.
     pub(super) fn take(&mut self) -> Captured {
         let fresh = Self::new(self.head_limit, self.tail_limit);

@@ -11,10 +11,10 @@ use std::{
 };
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use prorl_core::frame;
 
-use crate::wire::{Answer, Bytes, GuestFrame, Request, Steer, Stream};
+use crate::wire::{Answer, Bytes, GuestFrame, OutputFrame, Request, Steer, Stream};
 
 /// What a working thread is told.
 #[derive(Debug)]
@@ -66,27 +66,32 @@ impl AsFd for Mailbox {
 }
 
 /// The way to the host, and who works on what.
+///
+/// Output, of which there may be a flood, has a lane of its own: of all threads that have some, one at a time waits for the
+/// channel, and hands it to whoever else waits after each piece. So an answer waits for one piece of output and for what the
+/// channel itself holds, whatever else goes on.
 #[derive(Debug)]
 pub(super) struct Post {
     channel: Mutex<UnixStream>,
+    output: Mutex<()>,
     working: Mutex<HashMap<u64, Arc<Mailbox>>>,
 }
 
 impl Post {
     pub(super) fn new(channel: UnixStream) -> Self {
-        Self { channel: Mutex::new(channel), working: Mutex::default() }
+        Self { channel: Mutex::new(channel), output: Mutex::default(), working: Mutex::default() }
     }
 
     /// Sends a frame, waiting while the host does not read.
     pub(super) fn send(&self, frame: &GuestFrame) {
         match frame::encode(frame) {
             // A channel that is gone is seen by the thread that reads from it, which ends the guest.
-            Ok(bytes) => drop(self.channel.lock().write_all(&bytes)),
+            Ok(bytes) => self.write(&bytes),
             Err(err) => {
                 let GuestFrame::Done { id, .. } = frame else { return };
                 let answer = Answer::Failed { message: format!("the answer cannot be sent: {err}") };
                 if let Ok(bytes) = frame::encode(&GuestFrame::Done { id: *id, answer }) {
-                    drop(self.channel.lock().write_all(&bytes));
+                    self.write(&bytes);
                 }
             }
         }
@@ -94,9 +99,26 @@ impl Post {
 
     /// Sends a piece of output.
     pub(super) fn output(&self, id: u64, stream: Stream, bytes: &[u8]) {
-        if !bytes.is_empty() {
-            self.send(&GuestFrame::Output { id, stream, bytes: Bytes(bytes.to_vec()) });
+        if bytes.is_empty() {
+            return;
         }
+        // A piece is far from the limit of a frame.
+        if let Ok(frame) = frame::encode_sized(&OutputFrame { id, stream, bytes }, bytes.len()) {
+            let lane = self.output.lock();
+            self.write(&frame);
+            MutexGuard::unlock_fair(lane);
+        }
+    }
+
+    fn write(&self, frame: &[u8]) {
+        let mut channel = self.channel.lock();
+        let _gone = channel.write_all(frame);
+        MutexGuard::unlock_fair(channel);
+    }
+
+    /// Sends something that a cell has shown.
+    pub(super) fn shown(&self, id: u64, at: u64, mime: &str, data: &[u8]) {
+        self.send(&GuestFrame::Shown { id, at, mime: mime.to_owned(), data: Bytes(data.to_vec()) });
     }
 
     /// Ends a request.

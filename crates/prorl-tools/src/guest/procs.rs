@@ -4,7 +4,7 @@ use std::{
     collections::HashSet,
     fs,
     os::fd::{AsFd, OwnedFd},
-    path::Path,
+    path::{Path, PathBuf},
 };
 
 use nix::{poll::PollFlags, sys::signal::Signal, unistd::Pid};
@@ -62,7 +62,7 @@ pub(super) fn all() -> Vec<Entry> {
 
 /// Returns when a process started, in clock ticks since the machine did.
 pub(super) fn started(pid: Pid) -> Option<u64> {
-    Some(parse(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)?.started)
+    Some(entry(pid.as_raw())?.started)
 }
 
 /// Returns the processes below `root`, and those of its session, without itself.
@@ -155,15 +155,90 @@ fn open(target: &Entry) -> Option<OwnedFd> {
     (started(Pid::from_raw(target.pid)) == Some(target.started)).then_some(handle)
 }
 
-/// Tells whether a process waits in a `read` of this file, most likely a terminal.
-pub(super) fn reads_from(pid: i32, file: &Path) -> bool {
-    // "NUMBER ARGUMENT.." in decimal and hexadecimal, or "running".
-    let Ok(call) = fs::read_to_string(format!("/proc/{pid}/syscall")) else { return false };
-    let mut fields = call.split(' ');
-    let (Some(number), Some(fd)) = (fields.next(), fields.next()) else { return false };
-    let is_read = number.parse::<libc::c_long>().is_ok_and(|number| number == libc::SYS_read);
-    let fd = fd.strip_prefix("0x").and_then(|fd| u32::from_str_radix(fd, 16).ok());
-    is_read && fd.is_some_and(|fd| fs::read_link(format!("/proc/{pid}/fd/{fd}")).is_ok_and(|target| target == file))
+/// A system call that a thread is in: its number and arguments.
+type Call = (libc::c_long, [u64; 6]);
+
+/// Reads `/proc/PID/syscall`: "NUMBER ARGUMENT.." in decimal and hexadecimal, or "running".
+fn parse_call(text: &str) -> Option<Call> {
+    let mut fields = text.split_whitespace();
+    let number = fields.next()?.parse().ok()?;
+    let mut arguments = [0; 6];
+    for argument in &mut arguments {
+        *argument = u64::from_str_radix(fields.next()?.strip_prefix("0x")?, 16).ok()?;
+    }
+    Some((number, arguments))
+}
+
+/// Returns the system calls that the threads of a process wait in.
+fn calls(pid: i32) -> Vec<Call> {
+    let Ok(threads) = fs::read_dir(format!("/proc/{pid}/task")) else { return Vec::new() };
+    threads
+        .flatten()
+        .filter_map(|thread| parse_call(&fs::read_to_string(thread.path().join("syscall")).ok()?))
+        .collect()
+}
+
+/// Returns what a descriptor of a process leads to.
+fn target(pid: i32, fd: u64) -> Option<PathBuf> {
+    fs::read_link(format!("/proc/{pid}/fd/{fd}")).ok()
+}
+
+/// Returns the descriptor that a call reads from.
+fn read_by((number, arguments): Call) -> Option<u64> {
+    [libc::SYS_read, libc::SYS_readv].contains(&number).then_some(arguments[0])
+}
+
+/// Tells whether a process waits in a `read` of the file of this name.
+pub(super) fn reads_from(pid: i32, name: &str) -> bool {
+    calls(pid).into_iter().filter_map(read_by).any(|fd| target(pid, fd).is_some_and(|target| target == Path::new(name)))
+}
+
+/// Tells whether a process waits to read from its terminal, which has this path.
+///
+/// It is in a `read` of it. Or it waits without limit for one of several descriptors to be readable and has the terminal: which
+/// are those cannot be seen, but where it has taken line editing over from the kernel (`is_raw`) that is one of them.
+pub(super) fn waits_for(pid: i32, terminal: Option<&Path>, is_raw: bool) -> bool {
+    let is_terminal = |fd| {
+        target(pid, fd).is_some_and(|target| target == Path::new("/dev/tty") || Some(target.as_path()) == terminal)
+    };
+    let calls = calls(pid);
+    calls.iter().copied().filter_map(read_by).any(is_terminal)
+        || is_raw && calls.into_iter().any(waits_without_limit) && descriptors(pid).into_iter().any(is_terminal)
+}
+
+/// Tells whether a call waits for descriptors until one is ready.
+fn waits_without_limit((number, arguments): Call) -> bool {
+    const NEVER: u64 = 0xffff_ffff; // -1, of which the upper half may be anything
+    let is_never = |argument: u64| argument & NEVER == NEVER;
+    match number {
+        #[cfg(target_arch = "x86_64")]
+        libc::SYS_poll => is_never(arguments[2]),
+        #[cfg(target_arch = "x86_64")]
+        libc::SYS_select => arguments[4] == 0,
+        #[cfg(target_arch = "x86_64")]
+        libc::SYS_epoll_wait => is_never(arguments[3]),
+        libc::SYS_ppoll => arguments[2] == 0,
+        libc::SYS_pselect6 => arguments[4] == 0,
+        libc::SYS_epoll_pwait => is_never(arguments[3]),
+        _ => false,
+    }
+}
+
+/// Returns the numbers of a process's descriptors.
+fn descriptors(pid: i32) -> Vec<u64> {
+    let Ok(folder) = fs::read_dir(format!("/proc/{pid}/fd")) else { return Vec::new() };
+    folder.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
+}
+
+/// Returns a process's entry.
+pub(super) fn entry(pid: i32) -> Option<Entry> {
+    parse(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+}
+
+/// Returns a process's name.
+pub(super) fn name(pid: i32) -> Option<String> {
+    let name = fs::read(format!("/proc/{pid}/comm")).ok()?;
+    Some(String::from_utf8_lossy(&name).trim_end_matches('\n').to_owned())
 }
 
 #[cfg(test)]

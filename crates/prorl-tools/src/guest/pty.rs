@@ -3,7 +3,7 @@
 use std::{
     io,
     os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
-    path::PathBuf,
+    path::{Path, PathBuf},
 };
 
 use nix::{
@@ -88,8 +88,16 @@ pub(super) struct Pty {
     own_slave: OwnedFd,
     /// The slave's end that shells get.
     shell_slave: OwnedFd,
+    /// The path by which processes know it.
+    path: Option<PathBuf>,
     settings: Termios,
 }
+
+/// What the terminal of a session takes for the end of input: C-d.
+pub(super) const END: u8 = 4;
+
+/// The window that a session's terminal says it has.
+const WINDOW: WindowSize = WindowSize { rows: 24, columns: 120 };
 
 impl Pty {
     /// Opens a terminal whose output comes as it was written, which edits and interprets input lines, and which echoes
@@ -110,8 +118,9 @@ impl Pty {
         // Without job control nothing would wake up a command that was stopped.
         settings.control_chars[SpecialCharacterIndices::VSUSP as usize] = libc::_POSIX_VDISABLE;
         tcsetattr(&own_slave, SetArg::TCSANOW, &settings)?;
-        sys::set_window(master.as_fd(), 24, 120)?;
-        Ok(Self { master, own_slave, shell_slave, settings })
+        sys::set_window(master.as_fd(), WINDOW.rows, WINDOW.columns)?;
+        let path = std::fs::read_link(format!("/proc/self/fd/{}", own_slave.as_raw_fd())).ok();
+        Ok(Self { master, own_slave, shell_slave, path, settings })
     }
 
     /// Returns the slave's end for a shell's standard descriptors.
@@ -123,16 +132,23 @@ impl Pty {
     }
 
     /// Returns the path by which processes know it.
-    pub(super) fn path(&self) -> Option<PathBuf> {
-        std::fs::read_link(format!("/proc/self/fd/{}", self.own_slave.as_raw_fd())).ok()
+    pub(super) fn path(&self) -> Option<&Path> {
+        self.path.as_deref()
     }
 
-    /// Undoes what a command did to the terminal: settings, a held-up output, and reads that do not wait.
+    /// Tells whether what reads from it edits lines itself, as editors and interpreters do.
+    pub(super) fn is_raw(&self) -> bool {
+        tcgetattr(&self.own_slave).is_ok_and(|settings| !settings.local_flags.contains(LocalFlags::ICANON))
+    }
+
+    /// Undoes what a command did to the terminal: settings, its window, a held-up output, and reads that do not wait.
     pub(super) fn reset(&self) {
         if tcgetattr(&self.own_slave).is_ok_and(|settings| settings != self.settings) {
             // Nothing to be done if it fails: the fence is bounded.
             let _set = tcsetattr(&self.own_slave, SetArg::TCSANOW, &self.settings);
         }
+        // Nothing happens where it has this size.
+        let _set = sys::set_window(self.master.as_fd(), WINDOW.rows, WINDOW.columns);
         let _released = tcflow(&self.own_slave, FlowArg::TCOON);
         if let Ok(flags) = fcntl(&self.shell_slave, FcntlArg::F_GETFL) {
             let flags = OFlag::from_bits_retain(flags);
@@ -176,7 +192,7 @@ impl Pty {
     /// not get in, or be torn; then reading as much as the queues can hold proves the same.
     pub(super) fn fence(&self, mut take: impl FnMut(&[u8])) {
         self.reset();
-        let word = sys::nonce();
+        let word = sys::word();
         let word = word.as_bytes();
         let mut unwritten = word;
         let mut seen: Vec<u8> = Vec::new();

@@ -2,7 +2,8 @@
 //!
 //! The interpreter runs our driver and is told cells over a socket. Its standard output and error are one pipe that the guest
 //! reads, so that what C code and child processes print is caught too, in order. At the end of a cell the driver flushes and
-//! answers; what was written before that is in the pipe by then, and exactly that much is read.
+//! answers; what was written before that is in the pipe by then, and exactly that much is read. What a cell shows that is more
+//! than text comes over the socket and has its place among what was printed in the same way.
 
 use std::{
     io,
@@ -22,15 +23,22 @@ use super::{
     clock::{Instant, after, now},
     post::{Mail, Mailbox},
     procs,
+    quiet::quiet,
     reaper::Process,
     serve::Shared,
-    shell::quiet,
     sys,
     wait::{Read, read, set_nonblocking, wait},
 };
 use crate::wire::{Answer, Captured, CellEnd, ExitStatus, Interrupt, Ipython, IpythonAnswer, Op, Request};
 
-const DRIVER: &str = include_str!("driver.py");
+/// One program: each file needs those before it.
+const DRIVER: &str = concat!(
+    include_str!("driver/channel.py"),
+    include_str!("driver/show.py"),
+    include_str!("driver/plain.py"),
+    include_str!("driver/ipython.py"),
+    include_str!("driver/serve.py"),
+);
 
 /// The driver's descriptor for its channel.
 const CHANNEL_FD: i32 = 60;
@@ -52,7 +60,18 @@ const KILL_MS: u64 = 2000;
 const START_MS: u64 = 60_000;
 
 /// The longest message that the driver sends; a longer one is not from it.
-const MESSAGE_BYTES: usize = 64 * 1024;
+const MESSAGE_BYTES: usize = 4 * 1024 * 1024 - 64 * 1024;
+
+/// What the host takes of one cell beside text. A guest that sends more is taken for broken.
+const MAX_PARTS: usize = 32;
+const MAX_PARTS_BYTES: usize = 8 * 1024 * 1024;
+
+/// The types of parts.
+const MIMES: [&str; 5] = ["image/png", "image/jpeg", "image/svg+xml", "text/html", "text/markdown"];
+
+/// The first byte of a message: a JSON object, or a part.
+const JSON: u8 = 0;
+const PART: u8 = 1;
 
 /// Serves a session for as long as the guest lives.
 pub(super) fn run(shared: Arc<Shared>, mailbox: Arc<Mailbox>) {
@@ -74,10 +93,12 @@ struct Session {
 struct Call {
     id: u64,
     /// The cell, until the interpreter is ready for it.
-    code: Option<String>,
+    cell: Option<Ipython>,
     limit_ms: u64,
     until: Instant,
     stop: Option<Stop>,
+    n_parts: usize,
+    n_part_bytes: usize,
 }
 
 /// A cell being ended.
@@ -103,9 +124,16 @@ struct Interpreter {
 struct Cell<'a> {
     id: u64,
     code: &'a str,
+    color: bool,
 }
 
-/// What the driver says: that it is ready, or how a cell ended.
+/// Says that a part has come.
+#[derive(Serialize)]
+struct Taken {
+    taken: bool,
+}
+
+/// What the driver says.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum Message {
@@ -117,6 +145,34 @@ enum Message {
         id: u64,
         end: String,
     },
+    #[serde(skip)]
+    Part {
+        head: PartHead,
+        data: Vec<u8>,
+    },
+}
+
+#[derive(Deserialize)]
+struct PartHead {
+    /// The cell.
+    id: u64,
+    mime: String,
+}
+
+impl Message {
+    /// Reads one; what is none comes from a cell that writes to the driver's socket, and is passed over.
+    fn parse(body: &[u8]) -> Option<Self> {
+        match body.split_first()? {
+            (&JSON, json) => serde_json::from_slice(json).ok(),
+            (&PART, rest) => {
+                let (len, rest) = rest.split_first_chunk::<4>()?;
+                let (head, data) = rest.split_at_checked(u32::from_le_bytes(*len) as usize)?;
+                let head = serde_json::from_slice(head).ok()?;
+                Some(Self::Part { head, data: data.to_vec() })
+            }
+            _ => None,
+        }
+    }
 }
 
 impl Interpreter {
@@ -143,9 +199,9 @@ impl Interpreter {
         })
     }
 
-    /// Puts a cell where [`flush`](Self::flush) takes it from.
-    fn put(&mut self, cell: &Cell<'_>) -> io::Result<()> {
-        let body = serde_json::to_vec(cell)?;
+    /// Puts a message where [`flush`](Self::flush) takes it from.
+    fn put(&mut self, message: &impl Serialize) -> io::Result<()> {
+        let body = serde_json::to_vec(message)?;
         let len = u32::try_from(body.len()).map_err(io::Error::other)?;
         self.unsent.extend([&len.to_le_bytes()[..], &body].concat());
         Ok(())
@@ -170,7 +226,7 @@ impl Interpreter {
 
     /// Reads what the driver said.
     fn receive(&mut self) -> Vec<Message> {
-        let mut buffer = [0; 4096];
+        let mut buffer = vec![0; 64 * 1024];
         match self.channel.as_ref().map(|channel| read(channel, &mut buffer)) {
             Some(Read::Bytes(n)) => self.received.extend_from_slice(&buffer[..n]),
             Some(Read::Nothing) => {}
@@ -185,8 +241,12 @@ impl Interpreter {
                 break;
             }
             let Some(body) = self.received.get(4..end) else { break };
-            messages.extend(serde_json::from_slice::<Message>(body));
+            messages.extend(Message::parse(body));
             self.received.drain(..end);
+        }
+        if self.received.is_empty() {
+            // An image's memory is not kept for the rest of the session.
+            self.received = Vec::new();
         }
         messages
     }
@@ -261,7 +321,7 @@ impl Session {
             for mail in self.mailbox.take() {
                 match mail {
                     Mail::Request(Request { id, timeout_ms, op: Op::Ipython(cell) }) => {
-                        self.on_call(id, timeout_ms, &cell);
+                        self.on_call(id, timeout_ms, cell);
                     }
                     Mail::Request(Request { id, .. }) => self.shared.post.failed(id, "this is a Python session"),
                     Mail::Cancel(id) => self.on_cancel(id),
@@ -273,7 +333,7 @@ impl Session {
         self.on_time();
     }
 
-    fn on_call(&mut self, id: u64, timeout_ms: u64, cell: &Ipython) {
+    fn on_call(&mut self, id: u64, timeout_ms: u64, cell: Ipython) {
         if self.call.is_some() {
             return self.refuse(id, "Another call waits for this interpreter; one call at a time.");
         }
@@ -283,8 +343,9 @@ impl Session {
                 Err(err) => return self.refuse(id, format!("The sandbox cannot run Python: {err}.")),
             }
         }
-        let (code, until) = (Some(cell.code.clone()), after(now(), timeout_ms));
-        self.call = Some(Call { id, code, limit_ms: timeout_ms, until, stop: None });
+        let until = after(now(), timeout_ms);
+        let cell = Some(cell);
+        self.call = Some(Call { id, cell, limit_ms: timeout_ms, until, stop: None, n_parts: 0, n_part_bytes: 0 });
         self.send_cell();
     }
 
@@ -292,10 +353,10 @@ impl Session {
     fn send_cell(&mut self) {
         let (Some(call), Some(interpreter)) = (&mut self.call, &mut self.interpreter) else { return };
         if interpreter.is_ready
-            && let Some(code) = call.code.take()
+            && let Some(Ipython { code, color, .. }) = call.cell.take()
         {
             let id = call.id;
-            match interpreter.put(&Cell { id, code: &code }) {
+            match interpreter.put(&Cell { id, code: &code, color }) {
                 Ok(()) => interpreter.flush(),
                 Err(err) => {
                     self.call = None;
@@ -316,8 +377,31 @@ impl Session {
                 interpreter.drain_present(&mut self.capture);
                 self.cell_ended(if end == "ok" { CellEnd::Ok } else { CellEnd::Raised }, None);
             }
+            Message::Part { head, data } => {
+                interpreter.drain_present(&mut self.capture);
+                // The cell waits for this, so that nothing that it prints later is among what was just read.
+                if interpreter.put(&Taken { taken: true }).is_ok() {
+                    interpreter.flush();
+                }
+                self.on_part(&head, &data);
+            }
             Message::End { .. } => {}
         }
+    }
+
+    /// Hands on what a cell has shown, as much as the host takes.
+    fn on_part(&mut self, PartHead { id, mime }: &PartHead, data: &[u8]) {
+        let is_known = MIMES.contains(&mime.as_str());
+        let Some(call) = self.call.as_mut().filter(|call| is_known && call.id == *id) else { return };
+        call.n_parts += 1;
+        call.n_part_bytes += data.len();
+        if call.n_parts <= MAX_PARTS && call.n_part_bytes <= MAX_PARTS_BYTES {
+            return self.shared.post.shown(*id, self.capture.total(), mime, data);
+        }
+        // Later ones that would still fit are left out as well, so that what is there is the beginning.
+        call.n_part_bytes = call.n_part_bytes.max(MAX_PARTS_BYTES + 1);
+        let line = format!("[{mime}, {} bytes: the cell has shown too much before]\n", data.len());
+        self.capture.push(line.as_bytes());
     }
 
     fn on_end(&mut self) {
@@ -364,7 +448,7 @@ impl Session {
     /// Begins to end the cell.
     fn stop(&mut self, was_cancelled: bool) {
         let (Some(call), Some(interpreter)) = (&mut self.call, &self.interpreter) else { return };
-        if call.code.is_some() {
+        if call.cell.is_some() {
             // It is still starting and has not seen the cell. It goes on, so that the next call finds it ready.
             if now() >= after(interpreter.started, START_MS) {
                 interpreter.kill();

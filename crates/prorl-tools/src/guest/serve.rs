@@ -9,15 +9,17 @@ use std::{
     thread,
 };
 
+use parking_lot::Mutex;
 use prorl_core::frame::Decoder;
 
 use super::{
-    attach, bash, exec, files,
+    attach, bash, editor, exec, files,
     limits::{Room, TaskLimits},
     post::{Mail, Mailbox, Post},
     probe::Programs,
     procs, python,
     reaper::Reaper,
+    tree,
 };
 use crate::wire::{GuestFrame, HostFrame, Op, Request};
 
@@ -29,6 +31,7 @@ pub(super) struct Shared {
     pub(super) programs: Programs,
     pub(super) room: Room,
     pub(super) terms: Terms,
+    pub(super) edits: Mutex<editor::History>,
 }
 
 /// What a guest has to keep to, and what it has for itself.
@@ -78,7 +81,7 @@ fn run(channel: OwnedFd, programs: Programs, terms: Terms) -> ExitCode {
         channel.set_nonblocking(false).and_then(|()| Ok((channel.try_clone()?, Reaper::start(terms.limits)?)));
     let Ok((mut requests, reaper)) = prepared else { return ExitCode::FAILURE };
     let room = Room::new(terms.limits);
-    let shared = Arc::new(Shared { post: Post::new(channel), reaper, programs, room, terms });
+    let shared = Arc::new(Shared { post: Post::new(channel), reaper, programs, room, terms, edits: Mutex::default() });
     let mut desk = Desk { shared: Arc::clone(&shared), bash: HashMap::new(), python: HashMap::new() };
     let mut decoder = Decoder::default();
     let mut buffer = vec![0; 64 * 1024];
@@ -124,8 +127,17 @@ impl Desk {
             Op::Attach(spec) => {
                 alone(&shared, id, move |shared, mailbox| attach::run(shared, mailbox, id, timeout_ms, &spec))
             }
+            Op::Edit(edit) => alone(&shared, id, move |shared, _| editor::run(shared, id, &edit)),
+            Op::Upload(upload) => {
+                alone(&shared, id, move |shared, mailbox| tree::upload(shared, mailbox, id, timeout_ms, &upload))
+            }
+            Op::Download(download) => {
+                alone(&shared, id, move |shared, mailbox| tree::download(shared, mailbox, id, timeout_ms, &download))
+            }
             Op::WriteFile(write) => alone(&shared, id, move |shared, _| files::write(shared, id, &write)),
-            Op::ReadFile(read) => alone(&shared, id, move |shared, _| files::read(&shared.post, id, &read)),
+            Op::ReadFile(read) => {
+                alone(&shared, id, move |shared, mailbox| files::read(&shared.post, mailbox, id, timeout_ms, &read))
+            }
             Op::Bash(call) => session(&mut self.bash, &shared, &call.session.clone(), bash::run).map(|mailbox| {
                 shared.post.assign(id, &mailbox);
                 mailbox.put(Mail::Request(Request { id, timeout_ms, op: Op::Bash(call) }));
@@ -155,6 +167,9 @@ fn session(
     if let Some(mailbox) = known.get(name) {
         return Ok(Arc::clone(mailbox));
     }
+    if known.len() >= MAX_SESSIONS {
+        return Err(std::io::Error::other(format!("it has {MAX_SESSIONS} sessions of this kind, which is the most")));
+    }
     let mailbox = Mailbox::new()?;
     let (shared, own) = (Arc::clone(shared), Arc::clone(&mailbox));
     thread::Builder::new().name("session".to_owned()).stack_size(STACK_BYTES).spawn(move || worker(shared, own))?;
@@ -174,6 +189,10 @@ fn alone(
     thread::Builder::new().name("work".to_owned()).stack_size(STACK_BYTES).spawn(move || work(&own, &mailbox))?;
     Ok(())
 }
+
+/// Sessions of a kind. Each has a thread for as long as the guest lives, and the guest's own threads are given no more room than
+/// that beside what a sandbox's processes are limited to.
+const MAX_SESSIONS: usize = 24;
 
 /// Enough for the buffers that workers keep on their stack.
 const STACK_BYTES: usize = 256 * 1024;

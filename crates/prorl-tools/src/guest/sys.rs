@@ -98,21 +98,17 @@ pub(super) fn readable_bytes(fd: BorrowedFd<'_>) -> io::Result<usize> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(usize::try_from(count).unwrap_or(0)) }
 }
 
-/// Returns 16 random bytes in hexadecimal, which nobody can guess.
+/// Returns 11 letters and digits that nobody can guess.
 ///
 /// # Panics
 /// When the kernel has no random numbers, which Linux always has once it runs programs.
-pub(super) fn nonce() -> String {
-    let mut bytes = [0_u8; 16];
+pub(super) fn word() -> String {
+    const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
+    let mut bytes = [0_u8; 11];
     // SAFETY: the call writes at most as many bytes as the buffer has.
     let n = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
-    assert_eq!(n, 16, "the kernel gives 16 random bytes at once");
-    bytes.iter().fold(String::with_capacity(32), |mut text, byte| {
-        for digit in [byte >> 4, byte & 15] {
-            text.push(char::from_digit(u32::from(digit), 16).expect("a nibble is a digit"));
-        }
-        text
-    })
+    assert_eq!(usize::try_from(n), Ok(bytes.len()), "the kernel gives so few random bytes at once");
+    bytes.iter().map(|byte| char::from(LETTERS[usize::from(byte & 63)])).collect()
 }
 
 /// Returns the same open description under a new number, `lowest` or above, that is closed on exec.

@@ -4,12 +4,13 @@ use std::{sync::Arc, task::Poll};
 
 use parking_lot::Mutex;
 use prorl_core::frame;
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 use super::{
     channel::Shared,
     client::{ToolError, wrong},
+    outbox::Outbox,
 };
 use crate::wire::{Answer, AttachAnswer, Bytes, HostFrame, Steer, Stream, WindowSize};
 
@@ -72,14 +73,14 @@ impl Handle {
 }
 
 impl Attached {
-    pub(super) fn new(id: u64, link: Arc<Link>, shared: Arc<Shared>, frames: mpsc::Sender<Vec<u8>>) -> Self {
-        let has_terminal = link.has_terminal;
+    pub(super) fn new(id: u64, link: Arc<Link>, shared: Arc<Shared>, outbox: Arc<Outbox>) -> Self {
+        let outputs = link.n_outputs;
         let handle = Handle { id, link, shared };
         let output = |stream| Output { handle: handle.clone(), stream, owed: 0 };
         Self {
-            stdin: Some(Input { handle: handle.clone(), frames }),
+            stdin: Some(Input { handle: handle.clone(), outbox }),
             stdout: Some(output(Stream::Stdout)),
-            stderr: (!has_terminal).then(|| output(Stream::Stderr)),
+            stderr: (outputs == Outputs::Two).then(|| output(Stream::Stderr)),
             handle,
         }
     }
@@ -119,14 +120,18 @@ impl Attached {
     /// # Cancel safety
     /// Dropping the future changes nothing, and several may wait.
     pub async fn wait(&self) -> Result<AttachAnswer, ToolError> {
+        match self.answer().await? {
+            Answer::Attach(answer) => Ok(answer),
+            other => Err(wrong(other)),
+        }
+    }
+
+    /// Waits for the answer, of whatever kind.
+    pub(super) async fn answer(&self) -> Result<Answer, ToolError> {
         let link = &self.handle.link;
         link.done.cancelled().await;
         let end = link.state.lock().end.clone();
-        match end {
-            Some(Answer::Attach(answer)) => Ok(answer),
-            Some(other) => Err(wrong(other)),
-            None => Err(self.handle.shared.closed()),
-        }
+        end.ok_or_else(|| self.handle.shared.closed())
     }
 }
 
@@ -140,7 +145,7 @@ impl Drop for Attached {
 #[derive(Debug)]
 pub struct Input {
     handle: Handle,
-    frames: mpsc::Sender<Vec<u8>>,
+    outbox: Arc<Outbox>,
 }
 
 impl Input {
@@ -157,11 +162,11 @@ impl Input {
         while !rest.is_empty() {
             self.writable().await?;
             // Credit only grows meanwhile: nobody else writes.
-            let permit = self.frames.reserve().await.map_err(|_gone| self.handle.shared.closed())?;
+            let place = self.outbox.reserve().await.ok_or_else(|| self.handle.shared.closed())?;
             let piece = self.handle.link.spend(rest.len().min(PIECE_BYTES));
             let (piece, after) = rest.split_at(piece);
             let input = Steer::Input(Bytes(piece.to_vec()));
-            permit.send(
+            place.send(
                 frame::encode(&HostFrame::Steer { id: self.handle.id, steer: input }).map_err(ToolError::Request)?,
             );
             rest = after;
@@ -243,10 +248,17 @@ impl Drop for Output {
     }
 }
 
+/// How many outputs there are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Outputs {
+    One,
+    Two,
+}
+
 /// What came for an attached program, between the channel and those who use it.
 #[derive(Debug)]
 pub(super) struct Link {
-    has_terminal: bool,
+    n_outputs: Outputs,
     state: Mutex<LinkState>,
     input_moved: Notify,
     stdout_moved: Notify,
@@ -292,12 +304,12 @@ impl LinkState {
 }
 
 impl Link {
-    pub(super) fn new(has_terminal: bool) -> Self {
+    pub(super) fn new(n_outputs: Outputs) -> Self {
         let held = || Held { bytes: Vec::new(), credit: WINDOW_BYTES, is_closed: false };
         let state =
             LinkState { credit: 0, is_input_closed: false, outputs: [held(), held()], end: None, is_lost: false };
         Self {
-            has_terminal,
+            n_outputs,
             state: Mutex::new(state),
             input_moved: Notify::new(),
             stdout_moved: Notify::new(),

@@ -1,4 +1,5 @@
-//! What runs on the channel: a task that reads, a task that writes, and the table of who waits for what.
+//! What runs on the channel: a task that reads, and the table of who waits for what. What is written goes by the
+//! [outbox](super::outbox).
 //!
 //! The reader never waits for anybody, so a slow caller holds up no other. What can become much has a limit that the guest
 //! knows before it sends.
@@ -6,19 +7,20 @@
 use std::{collections::HashMap, sync::Arc};
 
 use parking_lot::Mutex;
-use prorl_core::frame::{self, Decoder};
+use prorl_core::frame::Decoder;
 use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
-    net::unix::{OwnedReadHalf, OwnedWriteHalf},
-    sync::{Notify, mpsc, oneshot},
+    io::AsyncReadExt,
+    net::unix::OwnedReadHalf,
+    sync::{Notify, oneshot},
 };
 use tokio_util::sync::CancellationToken;
 
 use super::{attach::Link, client::ToolError};
 use crate::wire::{Answer, GuestFrame, HostFrame, Stream};
 
-/// Frames that wait to be written; a full queue makes callers wait.
-pub(super) const QUEUE_FRAMES: usize = 64;
+/// Bytes that are taken in before others get their turn on this thread: at most, and where somebody was answered among them.
+const TURN_BYTES: usize = 256 * 1024;
+const SOME_BYTES: usize = 4 * 1024;
 
 #[derive(Debug, Default)]
 pub(super) struct Shared {
@@ -48,7 +50,23 @@ struct Pending {
 pub(super) struct Streams {
     pub(super) stdout: Vec<u8>,
     pub(super) stderr: Vec<u8>,
+    pub(super) shown: Vec<Shown>,
 }
+
+/// Something that a cell has shown and that is more than text.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Shown {
+    /// How many bytes the cell had printed before.
+    pub at: u64,
+    /// What it is: `image/png`, `text/html`, `text/markdown` and the like.
+    pub mime: String,
+    /// It, as its type has it: not in base64.
+    pub data: Vec<u8>,
+}
+
+/// What a guest may have shown of one cell.
+const MAX_SHOWN: usize = 32;
+const MAX_SHOWN_BYTES: usize = 8 * 1024 * 1024;
 
 impl Shared {
     /// Enters a call that is about to be sent.
@@ -99,6 +117,15 @@ impl Shared {
         self.noted.notify_one();
     }
 
+    /// Waits until there are notes.
+    pub(super) async fn noted(&self) {
+        self.noted.notified().await;
+    }
+
+    pub(super) fn take_notes(&self) -> Vec<HostFrame> {
+        std::mem::take(&mut self.state.lock().notes)
+    }
+
     /// Ends every call; the first reason stays.
     pub(super) fn close(&self, reason: String) {
         let (calls, links) = {
@@ -119,11 +146,16 @@ impl Shared {
         ToolError::ChannelClosed { reason: reason.unwrap_or_else(|| "end of file".to_owned()) }
     }
 
-    /// Takes one frame in.
+    /// Takes one frame in. Tells whether somebody has waited for it.
     ///
     /// # Errors
     /// Says what the guest did wrong.
-    fn accept(&self, frame: GuestFrame) -> Result<(), String> {
+    fn accept(&self, frame: GuestFrame) -> Result<bool, String> {
+        let is_answer = matches!(frame, GuestFrame::Done { .. });
+        self.take(frame).map(|()| is_answer)
+    }
+
+    fn take(&self, frame: GuestFrame) -> Result<(), String> {
         // What comes for somebody who has gone is of no use.
         match frame {
             GuestFrame::Output { id, stream, bytes } => {
@@ -134,6 +166,19 @@ impl Shared {
                 let link = state.links.get(&id).cloned();
                 drop(state);
                 link.map_or(Ok(()), |link| link.output(stream, &bytes.0))
+            }
+            GuestFrame::Shown { id, at, mime, data } => {
+                let mut state = self.state.lock();
+                let Some(call) = state.calls.get_mut(&id) else { return Ok(()) };
+                let shown = &mut call.streams.shown;
+                let n_bytes = shown.iter().map(|one| one.data.len()).sum::<usize>() + data.0.len();
+                if shown.len() >= MAX_SHOWN || n_bytes > MAX_SHOWN_BYTES {
+                    return Err(format!(
+                        "guest showed more of a cell than {MAX_SHOWN} things or {MAX_SHOWN_BYTES} bytes"
+                    ));
+                }
+                shown.push(Shown { at, mime, data: data.0 });
+                Ok(())
             }
             GuestFrame::Done { id, answer } => {
                 let (call, link) = {
@@ -203,46 +248,33 @@ impl Drop for CancelOnDrop<'_> {
 pub(super) async fn read(mut channel: OwnedReadHalf, shared: Arc<Shared>) {
     let mut decoder = Decoder::default();
     let mut buffer = vec![0; 64 * 1024];
+    let mut n_taken = 0;
     let reason = 'closed: loop {
         match channel.read(&mut buffer).await {
             Ok(0) => break "end of file".to_owned(),
-            Ok(n) => decoder.push(&buffer[..n]),
+            Ok(n) => {
+                decoder.push(&buffer[..n]);
+                n_taken += n;
+            }
             Err(err) => break err.to_string(),
         }
+        let mut has_answered = false;
         loop {
             match decoder.pop::<GuestFrame>() {
-                Ok(Some(frame)) => {
-                    if let Err(fault) = shared.accept(frame) {
-                        break 'closed fault;
-                    }
-                }
+                Ok(Some(frame)) => match shared.accept(frame) {
+                    Ok(is_answer) => has_answered |= is_answer,
+                    Err(fault) => break 'closed fault,
+                },
                 Ok(None) => break,
                 Err(err) => break 'closed format!("guest sent no frame: {err}"),
             }
         }
+        // While a guest floods the channel there is always more to read, and whoever was answered may be behind this task.
+        if n_taken >= if has_answered { SOME_BYTES } else { TURN_BYTES } {
+            n_taken = 0;
+            tokio::task::yield_now().await;
+        }
     };
     tracing::debug!(reason, "tool channel closed");
     shared.close(reason);
-}
-
-/// Writes frames and notes until the channel ends.
-pub(super) async fn write(mut channel: OwnedWriteHalf, mut queue: mpsc::Receiver<Vec<u8>>, shared: Arc<Shared>) {
-    let mut frames = Vec::new();
-    loop {
-        tokio::select! {
-            () = shared.dead.cancelled() => return,
-            n_taken = queue.recv_many(&mut frames, QUEUE_FRAMES) => if n_taken == 0 { return },
-            () = shared.noted.notified() => {}
-        }
-        // A note is about a request that was queued before it was made. What is in the queue once the notes are taken, which
-        // is no more than it holds, goes first.
-        let notes = std::mem::take(&mut shared.state.lock().notes);
-        frames.extend(std::iter::from_fn(|| queue.try_recv().ok()).take(QUEUE_FRAMES));
-        frames.push(notes.iter().filter_map(|note| frame::encode(note).ok()).flatten().collect());
-        for bytes in frames.drain(..) {
-            if let Err(err) = channel.write_all(&bytes).await {
-                return shared.close(err.to_string());
-            }
-        }
-    }
 }

@@ -2,6 +2,7 @@
 
 use std::{
     net::Shutdown,
+    ops::Range,
     os::fd::AsFd,
     sync::{
         Arc,
@@ -11,15 +12,17 @@ use std::{
 };
 
 use prorl_core::frame::{self, FrameError};
-use tokio::{net::UnixStream, sync::mpsc, task::JoinSet, time::timeout};
+use tokio::{net::UnixStream, task::JoinSet, time::timeout};
 
 use super::{
-    attach::{AttachSpec, Attached, Link, WINDOW_BYTES},
-    channel::{CancelOnDrop, QUEUE_FRAMES, Shared, Streams, read, write},
+    attach::{AttachSpec, Attached, Link, Outputs, WINDOW_BYTES},
+    channel::{CancelOnDrop, Shared, Shown, Streams, read},
+    outbox::{Outbox, outbox},
 };
+use crate::tree::TreeError;
 use crate::wire::{
-    Answer, Attach, Bash, BashAnswer, Bytes, Captured, Exec, ExitStatus, HostFrame, Ipython, IpythonAnswer, Op,
-    ReadFile, Request, Rest, WriteFile,
+    Answer, Attach, Bash, BashAnswer, Bytes, Captured, CellEnd, Edit, EditAnswer, Exec, ExitStatus, HostFrame, Ipython,
+    IpythonAnswer, Op, ReadFile, Request, Rest, WriteFile,
 };
 
 /// How long after its limit a call's answer comes at the latest: the time in which a guest interrupts, kills and reports.
@@ -58,6 +61,9 @@ pub enum ToolError {
     /// An attached program has ended or closed its input.
     #[error("program reads no more input")]
     InputClosed,
+    /// A file or folder cannot be read or made on this side.
+    #[error("file or folder cannot be sent or made here")]
+    Tree(#[source] TreeError),
     /// The answer is of another kind than the request.
     #[error("guest answered with something else")]
     WrongAnswer,
@@ -66,7 +72,11 @@ pub enum ToolError {
 impl ToolError {
     /// Tells whether the guest or the channel is at fault, and not what was asked for.
     pub fn is_infrastructure(&self) -> bool {
-        !matches!(self, Self::Failed { .. } | Self::Request(_) | Self::InputClosed)
+        match self {
+            Self::Failed { .. } | Self::Request(_) | Self::InputClosed => false,
+            Self::Tree(err) => matches!(err, TreeError::Record(_)),
+            Self::ChannelClosed { .. } | Self::NoAnswer { .. } | Self::WrongAnswer => true,
+        }
     }
 }
 
@@ -148,13 +158,53 @@ impl BashCall {
     }
 }
 
+/// A Python cell.
+#[derive(Clone, Debug)]
+pub struct CellCall {
+    /// Names the interpreter.
+    pub session: String,
+    /// The cell.
+    pub code: String,
+    /// Whether tracebacks are coloured by escape sequences.
+    pub color: bool,
+}
+
+impl CellCall {
+    /// Returns a cell for the session `main`, without colours.
+    pub fn new(code: impl Into<String>) -> Self {
+        Self { session: "main".to_owned(), code: code.into(), color: false }
+    }
+}
+
+/// What a Python cell did.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CellOutput {
+    /// What it printed: standard output, standard error, the last expression's value and tracebacks, in order.
+    pub output: Captured,
+    /// How it ended.
+    pub end: CellEnd,
+    /// Why the interpreter that ran before is gone; the next cell finds a new one.
+    pub restarted: Option<String>,
+    /// What it has shown that is more than text, in order.
+    pub shown: Vec<Shown>,
+}
+
+/// Some of a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FilePart {
+    /// What was read.
+    pub bytes: Vec<u8>,
+    /// Bytes that the whole file has.
+    pub size: u64,
+}
+
 /// A guest at the other end of a channel, after its hello was read.
 ///
 /// Calls run side by side. Dropping the client closes the channel, at which the guest ends everything inside.
 #[derive(Debug)]
 pub struct ToolClient {
     shared: Arc<Shared>,
-    frames: mpsc::Sender<Vec<u8>>,
+    outbox: Arc<Outbox>,
     next_id: AtomicU64,
     /// The channel itself, to shut it down at once when the client is dropped: the tasks only end when the runtime comes to
     /// them. Absent when there were no descriptors left for it.
@@ -178,13 +228,13 @@ impl ToolClient {
     /// Takes over a channel whose hello has been read. Call it inside a tokio runtime.
     pub fn new(channel: UnixStream) -> Self {
         let shared = Arc::new(Shared::default());
-        let (frames, queue) = mpsc::channel(QUEUE_FRAMES);
         let handle = channel.as_fd().try_clone_to_owned().ok().map(Into::into);
         let (reader, writer) = channel.into_split();
+        let (outbox, writer) = outbox(writer);
         let mut tasks = JoinSet::new();
         tasks.spawn(read(reader, Arc::clone(&shared)));
-        tasks.spawn(write(writer, queue, Arc::clone(&shared)));
-        Self { shared, frames, next_id: AtomicU64::new(1), channel: handle, _tasks: tasks }
+        tasks.spawn(writer.run(Arc::clone(&shared)));
+        Self { shared, outbox: Arc::new(outbox), next_id: AtomicU64::new(1), channel: handle, _tasks: tasks }
     }
 
     /// Resolves when the channel is gone, and at once when it already is.
@@ -243,17 +293,44 @@ impl ToolClient {
         }
     }
 
-    /// Runs a Python cell in the session `main`.
+    /// Runs a Python cell in the session `main`, without colours.
     ///
     /// # Errors
     /// As [`bash`](Self::bash).
     ///
     /// # Cancel safety
     /// As [`bash`](Self::bash).
-    pub async fn ipython(&self, code: &str, limit: Duration) -> Result<IpythonAnswer, ToolError> {
-        let op = Op::Ipython(Ipython { session: "main".to_owned(), code: code.to_owned() });
-        match self.call(op, limit, 0).await? {
-            (Answer::Ipython(answer), _) => Ok(answer),
+    pub async fn ipython(&self, code: &str, limit: Duration) -> Result<CellOutput, ToolError> {
+        self.cell(&CellCall::new(code), limit).await
+    }
+
+    /// Runs a Python cell.
+    ///
+    /// # Errors
+    /// As [`bash`](Self::bash).
+    ///
+    /// # Cancel safety
+    /// As [`bash`](Self::bash).
+    pub async fn cell(&self, call: &CellCall, limit: Duration) -> Result<CellOutput, ToolError> {
+        let CellCall { session, code, color } = call.clone();
+        match self.call(Op::Ipython(Ipython { session, code, color }), limit, 0).await? {
+            (Answer::Ipython(IpythonAnswer { output, end, restarted }), streams) => {
+                Ok(CellOutput { output, end, restarted, shown: streams.shown })
+            }
+            (other, _) => Err(wrong(other)),
+        }
+    }
+
+    /// Views or changes a file as the `str_replace_editor` does.
+    ///
+    /// # Errors
+    /// As [`bash`](Self::bash): what cannot be done is in the answer.
+    ///
+    /// # Cancel safety
+    /// A dropped call may have been carried out or not, and nothing in between.
+    pub async fn edit(&self, edit: &Edit, limit: Duration) -> Result<EditAnswer, ToolError> {
+        match self.call(Op::Edit(edit.clone()), limit, 0).await? {
+            (Answer::Edit(answer), _) => Ok(answer),
             (other, _) => Err(wrong(other)),
         }
     }
@@ -287,11 +364,20 @@ impl ToolClient {
     /// # Errors
     /// [`ToolError::Failed`] with the system's words when it cannot be read.
     pub async fn read_file(&self, path: &str, limit_bytes: usize, limit: Duration) -> Result<Captured, ToolError> {
-        let op = Op::ReadFile(ReadFile { path: path.to_owned(), limit: limit_bytes as u64 });
+        let FilePart { bytes, size } = self.read_range(path, 0..limit_bytes as u64, limit).await?;
+        Ok(Captured { head: Bytes(bytes), tail: Bytes::default(), total: size })
+    }
+
+    /// Reads the bytes of a file from one place to another, as far as it has them.
+    ///
+    /// # Errors
+    /// As [`read_file`](Self::read_file).
+    pub async fn read_range(&self, path: &str, range: Range<u64>, limit: Duration) -> Result<FilePart, ToolError> {
+        let n_bytes = range.end.saturating_sub(range.start);
+        let limit_bytes = usize::try_from(n_bytes).unwrap_or(usize::MAX);
+        let op = Op::ReadFile(ReadFile { path: path.to_owned(), offset: range.start, limit: n_bytes });
         match self.call(op, limit, limit_bytes).await? {
-            (Answer::Read { total }, streams) => {
-                Ok(Captured { head: Bytes(streams.stdout), tail: Bytes::default(), total })
-            }
+            (Answer::Read { total: size }, streams) => Ok(FilePart { bytes: streams.stdout, size }),
             (other, _) => Err(wrong(other)),
         }
     }
@@ -307,7 +393,6 @@ impl ToolClient {
     /// # Cancel safety
     /// Dropping the call has the guest kill what it started.
     pub async fn attach(&self, spec: &AttachSpec, limit: Duration) -> Result<Attached, ToolError> {
-        let id = self.next_id.fetch_add(1, Ordering::Relaxed);
         let op = Op::Attach(Attach {
             argv: spec.argv.clone(),
             env: spec.env.clone(),
@@ -315,18 +400,26 @@ impl ToolClient {
             terminal: spec.terminal,
             window: WINDOW_BYTES,
         });
-        let request = HostFrame::Request(Request { id, timeout_ms: millis(limit), op });
-        let bytes = frame::encode(&request).map_err(ToolError::Request)?;
+        let outputs = if spec.terminal.is_some() { Outputs::One } else { Outputs::Two };
         let starting = async {
-            let permit = self.frames.reserve().await.map_err(|_gone| self.shared.closed())?;
-            let link = Arc::new(Link::new(spec.terminal.is_some()));
-            self.shared.link(id, &link)?;
-            let attached = Attached::new(id, link, Arc::clone(&self.shared), self.frames.clone());
-            permit.send(bytes);
+            let attached = self.open(op, outputs, limit).await?;
             attached.started().await?;
             Ok(attached)
         };
         timeout(ANSWER_GRACE, starting).await.unwrap_or(Err(ToolError::NoAnswer { waited: ANSWER_GRACE }))
+    }
+
+    /// Sends a request whose streams are attached.
+    pub(super) async fn open(&self, op: Op, outputs: Outputs, limit: Duration) -> Result<Attached, ToolError> {
+        let id = self.next_id.fetch_add(1, Ordering::Relaxed);
+        let request = HostFrame::Request(Request { id, timeout_ms: millis(limit), op });
+        let bytes = frame::encode(&request).map_err(ToolError::Request)?;
+        let place = self.outbox.reserve().await.ok_or_else(|| self.shared.closed())?;
+        let link = Arc::new(Link::new(outputs));
+        self.shared.link(id, &link)?;
+        let attached = Attached::new(id, link, Arc::clone(&self.shared), Arc::clone(&self.outbox));
+        place.send(bytes);
+        Ok(attached)
     }
 
     async fn call(&self, op: Op, limit: Duration, limit_bytes: usize) -> Result<(Answer, Streams), ToolError> {
@@ -335,10 +428,10 @@ impl ToolClient {
         let bytes = frame::encode(&request).map_err(ToolError::Request)?;
         let waited = limit.saturating_add(ANSWER_GRACE);
         let work = async {
-            let permit = self.frames.reserve().await.map_err(|_gone| self.shared.closed())?;
+            let place = self.outbox.reserve().await.ok_or_else(|| self.shared.closed())?;
             let answered = self.shared.expect(id, limit_bytes)?;
             let _cancel = CancelOnDrop { shared: &self.shared, id };
-            permit.send(bytes);
+            place.send(bytes);
             answered.await.map_err(|_gone| self.shared.closed())
         };
         match timeout(waited, work).await {

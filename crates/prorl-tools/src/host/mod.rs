@@ -3,12 +3,18 @@
 mod attach;
 mod channel;
 mod client;
+mod files;
+mod outbox;
 mod render;
+mod text;
 mod toolbox;
 mod tools;
 
 pub use attach::{AttachSpec, Attached, Input, Output};
-pub use client::{ANSWER_GRACE, BashCall, ExecOutput, ExecSpec, ToolClient, ToolError};
+pub use channel::Shown;
+pub use client::{ANSWER_GRACE, BashCall, CellCall, CellOutput, ExecOutput, ExecSpec, FilePart, ToolClient, ToolError};
+pub use files::TreeOptions;
 pub use render::RESULT_CHARS;
+pub use text::{Cleaned, TextForm, clean};
 pub use toolbox::{Tool, ToolContext, ToolResult, Toolbox, UnknownTool};
-pub use tools::{ExecuteBash, ExecuteIpythonCell, Finish, Think};
+pub use tools::{ExecuteBash, ExecuteIpythonCell, Finish, StrReplaceEditor, Think};

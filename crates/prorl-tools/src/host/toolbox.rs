@@ -9,9 +9,10 @@ use serde_json::{Map, Value};
 use super::{
     RESULT_CHARS,
     client::{ToolClient, ToolError},
-    tools::{ExecuteBash, ExecuteIpythonCell, Finish, Think},
+    text::TextForm,
+    tools::{ExecuteBash, ExecuteIpythonCell, Finish, StrReplaceEditor, Think},
 };
-use crate::schema::Schema;
+use crate::schema::{Schema, nearest};
 
 /// What a tool may use during a call.
 #[derive(Clone, Copy, Debug)]
@@ -22,15 +23,19 @@ pub struct ToolContext<'a> {
     pub limit: Duration,
     /// How long a bash command may be silent before the call returns; `None` for as long as `limit`.
     pub silence: Option<Duration>,
-    /// Characters that the agent reads at most of what a command or a cell prints, notes in brackets included. Of a longer output
-    /// it reads the beginning and the end. More than a hundred thousand are never kept.
+    /// Characters that the agent reads at most of what a command or a cell prints or the editor shows, notes in brackets included.
+    /// Of a longer output it reads the beginning and the end. More than a hundred thousand are never kept.
     pub output_chars: usize,
+    /// In which form it reads what programs print.
+    pub text: TextForm,
+    /// Whether it sees images. If so, those that a cell shows are parts of the result; if not, a line tells of each.
+    pub images: bool,
 }
 
 impl<'a> ToolContext<'a> {
-    /// Returns what a call may use that is held to nothing but time.
+    /// Returns what a call may use that is held to nothing but time, for a model that reads clean text and sees no images.
     pub fn new(client: &'a ToolClient, limit: Duration) -> Self {
-        Self { client, limit, silence: None, output_chars: RESULT_CHARS }
+        Self { client, limit, silence: None, output_chars: RESULT_CHARS, text: TextForm::default(), images: false }
     }
 }
 
@@ -46,22 +51,31 @@ pub struct ToolResult {
 }
 
 impl ToolResult {
+    /// Returns a result with this content.
+    pub fn new(content: Content) -> Self {
+        Self { content, is_error: false, finish: None }
+    }
+
     /// Returns a result that is a text.
     pub fn text(text: impl Into<String>) -> Self {
-        Self { content: Content::Text(text.into()), is_error: false, finish: None }
+        Self::new(Content::Text(text.into()))
     }
 
     /// Adds a line in brackets to what the agent reads.
     pub fn note(&mut self, note: impl fmt::Display) {
         let line = format!("[{note}]");
-        match &mut self.content {
-            Content::Text(text) => {
-                if !text.is_empty() && !text.ends_with('\n') {
-                    text.push('\n');
-                }
-                text.push_str(&line);
+        let add = |text: &mut String| {
+            if !text.is_empty() && !text.ends_with('\n') {
+                text.push('\n');
             }
-            Content::Parts(parts) => parts.push(Part::Text { text: line }),
+            text.push_str(&line);
+        };
+        match &mut self.content {
+            Content::Text(text) => add(text),
+            Content::Parts(parts) => match parts.last_mut() {
+                Some(Part::Text { text }) => add(text),
+                _ => parts.push(Part::Text { text: line }),
+            },
         }
     }
 
@@ -101,7 +115,8 @@ pub struct UnknownTool {
 }
 
 /// Names by which the tools of this crate are asked for: each tool's own and short ones.
-const NAMES: [&str; 6] = ["bash", "execute_bash", "ipython", "execute_ipython_cell", "think", "finish"];
+const NAMES: [&str; 8] =
+    ["bash", "execute_bash", "ipython", "execute_ipython_cell", "editor", "str_replace_editor", "think", "finish"];
 
 /// The tools of an agent, in the order in which the model is told of them.
 #[derive(Clone, Default)]
@@ -116,7 +131,7 @@ impl fmt::Debug for Toolbox {
 }
 
 impl Toolbox {
-    /// Returns the tools of these names, each by its own name or a short one (`bash`, `ipython`).
+    /// Returns the tools of these names, each by its own name or a short one (`bash`, `ipython`, `editor`).
     ///
     /// # Errors
     /// For a name that no tool of this crate has.
@@ -125,6 +140,7 @@ impl Toolbox {
             let tool: Arc<dyn Tool> = match name.as_ref() {
                 "bash" | "execute_bash" => Arc::new(ExecuteBash),
                 "ipython" | "execute_ipython_cell" => Arc::new(ExecuteIpythonCell),
+                "editor" | "str_replace_editor" => Arc::new(StrReplaceEditor),
                 "think" => Arc::new(Think),
                 "finish" => Arc::new(Finish),
                 other => return Err(UnknownTool { name: other.to_owned() }),
@@ -174,7 +190,12 @@ impl Toolbox {
     ) -> Result<ToolResult, ToolError> {
         let Some((schema, tool)) = self.tools.iter().find(|(schema, _)| schema.name == name) else {
             let known: Vec<String> = self.names().map(|name| format!("`{name}`")).collect();
-            return Ok(ToolResult::error(format!("There is no tool `{name}`. The tools are: {}.", known.join(", "))));
+            let meant =
+                nearest(name, self.names()).map_or_else(String::new, |meant| format!(" Did you mean `{meant}`?"));
+            return Ok(ToolResult::error(format!(
+                "There is no tool `{name}`.{meant} The tools are: {}.",
+                known.join(", ")
+            )));
         };
         match schema.check(arguments) {
             Ok(()) => tool.call(context, arguments).await,

@@ -195,7 +195,7 @@ async fn the_end_of_the_shell_is_survived_and_said() {
         ("exec bash -c 'exit 7'", 7, "The shell ended with exit code 7."),
         ("set -e; false; echo never", 1, "The shell ended with exit code 1."),
         ("kill -9 $$", 137, "The shell was killed by signal 9."),
-        ("exec 10>&-", 97, "The shell ended with exit code 97."),
+        ("set +e; exit 97", 97, "The shell ended with exit code 97."),
         ("trap 'echo bye' EXIT; exit", 0, "The shell ended with exit code 0."),
     ] {
         guest.run("cd /usr; lost=1").await;
@@ -209,8 +209,8 @@ async fn the_end_of_the_shell_is_survived_and_said() {
     let result = guest.tool("execute_bash", &[("command", "echo before; exit 3")], LONG).await;
     assert_eq!(
         result.content.text(),
-        "before\n[The command completed with exit code 3.]\n[The shell ended with exit code 3. A new shell was started in the \
-         same directory; variables and functions are reset.]\n[Current working directory: /usr]"
+        "before\n[The command completed with exit code 3.]\n[The shell ended with exit code 3. A new shell was started in \
+         /usr; variables and functions are reset.]\n[Current working directory: /usr]"
     );
 }
 
@@ -231,7 +231,8 @@ async fn the_limit_interrupts_and_the_session_lives_on() {
     ] {
         let begun = Instant::now();
         let answer = guest.bash(BashCall::new(command), MS(400)).await;
-        assert_eq!(answer.end, BashEnd::LimitPassed { limit_ms: 400, by }, "{command}: {answer:?}");
+        let wanted_input = command.contains("read");
+        assert_eq!(answer.end, BashEnd::LimitPassed { limit_ms: 400, by, wanted_input }, "{command}: {answer:?}");
         assert_eq!(answer.restarted, None, "{command}");
         let text = answer.output.text();
         assert!(text.starts_with("start\n") && !text.contains("never"), "{command}: {text}");
@@ -239,7 +240,7 @@ async fn the_limit_interrupts_and_the_session_lives_on() {
         assert_eq!(guest.run("echo $KEPT; pwd").await.0, "1\n/usr\n", "{command}");
     }
     let answer = guest.bash(BashCall::new("echo start; trap '' INT RTMAX; while :; do :; done"), MS(300)).await;
-    assert_eq!(answer.end, BashEnd::LimitPassed { limit_ms: 300, by: Interrupt::Restart });
+    assert_eq!(answer.end, BashEnd::LimitPassed { limit_ms: 300, by: Interrupt::Restart, wanted_input: false });
     assert!(answer.restarted.is_some());
     assert_eq!(answer.output.text(), "start\n");
     assert_eq!(guest.run("echo [$KEPT]; pwd").await.0, "[]\n/usr\n");
@@ -356,6 +357,10 @@ async fn marks_cannot_be_forged() {
         format!("bash -c '{}'; echo real; (exit 9)", forge.replace('\'', "'\\''")),
         format!("({forge}); echo real; (exit 9)"),
         format!("({forge}) & wait; echo real; (exit 9)"),
+        // From the shell itself, which has the socket and not the word.
+        format!("{forge}; echo real; (exit 9)"),
+        "for n in {1..1000}; do echo \"$RANDOM$RANDOM 0 hiB\" >&50; done; echo real; (exit 9)".to_owned(),
+        "for n in {1..1000}; do printf '%08x%08x%08x%08x' $RANDOM $RANDOM $RANDOM $RANDOM; done; echo; echo real; (exit 9)".to_owned(),
         // By way of the shell's own descriptors, which a child of the same user may open.
         "bash -c 'for f in /proc/$PPID/fd/*; do case $(readlink $f) in /dev/pts/*|pipe:*) ;; *) echo \"x 0 hiB\" > $f ;; esac; done' 2>/dev/null; echo real; (exit 9)".to_owned(),
     ] {
@@ -414,8 +419,8 @@ async fn a_call_takes_no_longer_than_its_way() {
 #[tokio::test]
 async fn a_flood_of_marks_does_not_hold_up_the_limit() {
     let guest = Guest::bare(&[]);
-    // The shell keeps the socket under this number while a command runs, and hands it to whom it is told to.
-    let flood = "for n in {1..32}; do dd if=/dev/zero bs=1 >&10 2>/dev/null & done; sleep 100";
+    // The shell has the socket under this number, and hands it to whom it is told to.
+    let flood = "for n in {1..32}; do dd if=/dev/zero bs=1 >&50 2>/dev/null & done; sleep 100";
     let answer = guest.bash(BashCall::new(flood), MS(500)).await;
     assert!(matches!(answer.end, BashEnd::LimitPassed { limit_ms: 500, .. }), "{answer:?}");
     let answer = guest.bash(BashCall::new("echo next"), LONG).await;

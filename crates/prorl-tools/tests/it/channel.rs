@@ -7,8 +7,8 @@ use std::{
 
 use prorl_core::frame::{self, Decoder};
 use prorl_tools::{
-    host::{BashCall, ExecSpec, ToolClient, ToolError},
-    wire::{Answer, GuestFrame, HostFrame},
+    host::{AttachSpec, BashCall, ExecSpec, ToolClient, ToolError},
+    wire::{Answer, Bash, BashEnd, GuestFrame, HostFrame, Op, ReadFile, Request},
 };
 use tokio::{
     io::AsyncReadExt,
@@ -177,4 +177,116 @@ async fn many_calls_are_in_flight_at_once() {
         assert_eq!(output.unwrap().stdout.text(), format!("{n}\n"));
     }
     assert!(begun.elapsed() < Duration::from_secs(15), "one after the other it would be 20 s");
+}
+
+/// Waits until the thread of a guest's bash session waits for a lock, which is that of the channel.
+async fn until_it_waits(process: u32) {
+    let waits = || {
+        let threads = std::fs::read_dir(format!("/proc/{process}/task")).unwrap();
+        threads.flatten().map(|thread| thread.path()).any(|thread| {
+            let name = std::fs::read_to_string(thread.join("comm")).unwrap_or_default();
+            let call = std::fs::read_to_string(thread.join("syscall")).unwrap_or_default();
+            name.trim() == "session" && call.split(' ').next() == Some(&libc::SYS_futex.to_string())
+        })
+    };
+    let waiting = async {
+        while !waits() {
+            tokio::task::yield_now().await;
+        }
+    };
+    timeout(LONG, waiting).await.unwrap();
+}
+
+#[tokio::test]
+async fn an_answer_goes_before_a_flood() {
+    const MIB: u64 = 1 << 20;
+    let (mut process, channel) = start_raw(&[]);
+    let mut channel = UnixStream::from_std(channel).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("large").display().to_string();
+    std::fs::File::create(&path).unwrap().set_len(64 * MIB).unwrap();
+    let mut requests = Vec::new();
+    for id in 1..=8 {
+        let op = Op::ReadFile(ReadFile { path: path.clone(), offset: 0, limit: 64 * MIB });
+        requests.extend(frame::encode(&HostFrame::Request(Request { id, timeout_ms: 60_000, op })).unwrap());
+    }
+    let op = Op::Bash(Bash { session: "main".into(), command: "echo here".into(), is_input: false, silence_ms: 0 });
+    requests.extend(frame::encode(&HostFrame::Request(Request { id: 9, timeout_ms: 60_000, op })).unwrap());
+    tokio::io::AsyncWriteExt::write_all(&mut channel, &requests).await.unwrap();
+    // Nothing is read meanwhile, so eight threads stand before a full channel, and then the shell's.
+    until_it_waits(process.id()).await;
+
+    let mut decoder = Decoder::default();
+    let mut buffer = vec![0; 64 * 1024];
+    let (mut n_before, mut n_last) = (0_u64, 0);
+    let n_ahead = 'found: loop {
+        let n = channel.read(&mut buffer).await.unwrap();
+        decoder.push(&buffer[..n]);
+        while let Some(frame) = decoder.pop::<GuestFrame>().unwrap() {
+            match frame {
+                GuestFrame::Output { bytes, .. } => {
+                    n_last = bytes.0.len() as u64;
+                    n_before += n_last;
+                }
+                GuestFrame::Done { id: 9, answer: Answer::Bash(answer) } => {
+                    assert_eq!((answer.end, answer.output.text().as_str()), (BashEnd::Exited(0), "here\n"));
+                    break 'found n_before;
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+    };
+    // What the channel holds, which nobody can overtake, and a piece that is being written.
+    let held: u64 = std::fs::read_to_string("/proc/sys/net/core/wmem_default").unwrap().trim().parse().unwrap();
+    assert!(n_ahead <= held + n_last, "{n_ahead} bytes came first, {held} of them held by the channel");
+    drop(channel);
+    process.wait().unwrap();
+}
+
+#[tokio::test]
+async fn calls_go_on_beside_a_flood() {
+    let guest = Guest::start().await;
+    let client = guest.client();
+    assert_eq!(guest.run("head -c 16777216 /dev/zero > /tmp/large").await.1, 0);
+    let flood = |n: u8| async move {
+        match n {
+            0 => loop {
+                client.read_file("/tmp/large", 16 << 20, LONG).await.unwrap();
+            },
+            1 => loop {
+                let spec = ExecSpec { output_limit_bytes: 16 << 20, ..ExecSpec::new(["cat", "/tmp/large"]) };
+                assert!(client.exec(&spec, LONG).await.unwrap().success());
+            },
+            2 => loop {
+                let call = BashCall { session: "flood".into(), ..BashCall::new("seq 1 200000") };
+                client.bash(&call, LONG).await.unwrap();
+            },
+            _ => {
+                let mut attached = client.attach(&AttachSpec::new(["yes"]), LONG).await.unwrap();
+                let mut output = attached.stdout.take().unwrap();
+                while output.next().await.is_some() {}
+            }
+        }
+    };
+    let calls = || async {
+        let mut took = Vec::new();
+        for _ in 0..200 {
+            let begun = Instant::now();
+            guest.run("true").await;
+            took.push(begun.elapsed());
+        }
+        took.sort();
+        took
+    };
+    let alone = calls().await;
+    let beside = tokio::select! {
+        took = calls() => took,
+        _ = async { tokio::join!(flood(0), flood(1), flood(2), flood(3)) } => panic!("the flood ended"),
+    };
+    eprintln!(
+        "alone p50 {:?} p99 {:?}; beside a flood p50 {:?} p99 {:?}",
+        alone[100], alone[198], beside[100], beside[198]
+    );
+    // The four take all the time that a machine has, so there is no telling how long a call waits for that.
+    assert!(beside[100] < Duration::from_millis(250), "{:?} and {:?} alone", beside[100], alone[100]);
 }

@@ -102,6 +102,17 @@ impl Guest {
         self.client.as_ref().unwrap()
     }
 
+    /// Takes the client out; returns it, the folder that tools begin in, and what must live as long as it.
+    #[cfg(feature = "conformance")]
+    pub(crate) fn apart(mut self) -> (ToolClient, String, Self) {
+        let client = self.client.take().unwrap();
+        let folder = match &self.around {
+            Around::Sandbox { .. } => "/workspace".to_owned(),
+            Around::Process(_) => std::env::current_dir().unwrap().to_str().unwrap().to_owned(),
+        };
+        (client, folder, self)
+    }
+
     /// Kills a plain process.
     pub(crate) fn kill(&mut self) {
         let Around::Process(process) = &mut self.around else { panic!("a plain process") };

@@ -4,7 +4,13 @@
 mod attach;
 mod bash;
 mod channel;
+#[cfg(feature = "conformance")]
+mod conformance;
+mod edges;
+mod editor;
 mod exec;
+mod files;
 mod guest;
 mod python;
+mod rich;
 mod toolbox;

@@ -2,7 +2,10 @@
 
 use std::{io::Write, time::Duration};
 
-use prorl_tools::wire::{CellEnd, Interrupt};
+use prorl_tools::{
+    host::CellCall,
+    wire::{CellEnd, Interrupt},
+};
 
 use crate::{
     exec::runs,
@@ -12,7 +15,7 @@ use crate::{
 const MS: fn(u64) -> Duration = Duration::from_millis;
 
 /// Returns a guest whose Python has no `IPython`, and the folder that hides it.
-async fn without_ipython() -> (Guest, tempfile::TempDir) {
+pub(crate) async fn without_ipython() -> (Guest, tempfile::TempDir) {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("IPython.py"), "raise ImportError").unwrap();
     let guest = Guest::bare(&[("PYTHONPATH", folder.path().to_str().unwrap())]);
@@ -21,7 +24,7 @@ async fn without_ipython() -> (Guest, tempfile::TempDir) {
 }
 
 /// Returns a guest whose Python has `IPython`, if this machine has it.
-async fn with_ipython() -> Option<Guest> {
+pub(crate) async fn with_ipython() -> Option<Guest> {
     let guest = Guest::bare(&[]);
     if guest.cell("'get_ipython' in globals()").await == "True\n" {
         return Some(guest);
@@ -41,7 +44,10 @@ async fn values_output_and_state_with_and_without_ipython() {
     if let Some(guest) = with_ipython().await {
         values(&guest).await;
         assert_eq!(guest.cell("!echo shell").await, "shell\n");
-        assert_eq!(guest.cell("import asyncio; await asyncio.sleep(0, 'slept')").await, "'slept'\n");
+        assert_eq!(guest.cell("%%bash\necho a\necho b").await, "a\nb\n");
+        assert_eq!(guest.cell("1;").await, "[The cell ran without output.]");
+        let text = guest.cell("%timeit -n1 -r1 pass").await;
+        assert!(text.contains("1 loop each"), "{text}");
     }
 }
 
@@ -63,6 +69,10 @@ async fn values(guest: &Guest) {
         ("import pickle; type(pickle.loads(pickle.dumps(C()))) is C", "True\n"),
         ("open('/dev/stdin').read()", "''\n"),
         ("'caf\\u00e9'", "'caf\u{e9}'\n"),
+        ("'\\ud800'", "'\\ud800'\n"),
+        ("import asyncio; await asyncio.sleep(0, 'slept')", "'slept'\n"),
+        ("async with asyncio.Lock(): print('held')", "held\n"),
+        ("asyncio.run(asyncio.sleep(0, 'run'))", "'run'\n"),
     ] {
         assert_eq!(guest.cell(code).await, text, "{code}");
     }
@@ -111,8 +121,75 @@ async fn questions(guest: &Guest) {
     let text = guest.cell("name = input('name? ')").await;
     assert!(text.contains("RuntimeError") && text.contains("input() does not work here"), "{text}");
     assert_eq!(guest.cell("y = 1\nimport sys\nsys.exit(3)").await, "SystemExit: 3 (the interpreter goes on)\n");
-    assert_eq!(guest.cell("exit()").await, "SystemExit:  (the interpreter goes on)\n");
+    assert_eq!(guest.cell("exit()").await, "SystemExit (the interpreter goes on)\n");
     assert_eq!(guest.cell("y").await, "1\n");
+    for (code, words) in [
+        ("import getpass; getpass.getpass()", "getpass() does not work here"),
+        ("breakpoint()", "A debugger does not work here"),
+    ] {
+        let text = guest.cell(code).await;
+        assert!(text.contains(words) && text.len() < 800, "{text}");
+    }
+    for code in ["exit", "quit"] {
+        assert_eq!(guest.cell(code).await, "exit() ends a cell; the interpreter goes on.\n");
+    }
+}
+
+#[tokio::test]
+async fn magics_know_that_nobody_is_there() {
+    let Some(guest) = with_ipython().await else { return };
+    assert_eq!(guest.cell("mine = 1\n%who").await, "mine\t \n");
+    for magic in ["%edit x.py", "%ed"] {
+        let text = guest.cell(magic).await;
+        assert!(text.starts_with("UsageError: %edit does not work here") && text.lines().count() == 1, "{text}");
+    }
+    // What is left out of IPython to start sooner is there for who wants it.
+    assert_eq!(guest.cell("import sys; [m for m in sys.modules if m.startswith(('jedi', 'prompt_t'))]").await, "[]\n");
+    assert_eq!(guest.cell("from IPython import embed; embed.__module__").await, "'IPython.terminal.embed'\n");
+    assert_eq!(guest.cell("import jedi; jedi.__name__").await, "'jedi'\n");
+}
+
+#[tokio::test]
+async fn a_cell_keeps_its_streams_however_the_last_one_left_them() {
+    for guest in [Some(without_ipython().await.0), with_ipython().await].iter().flatten() {
+        for code in [
+            "import sys; sys.stdout.close(); sys.stderr.close()",
+            "import os; os.close(1); os.close(2)",
+            "os.dup2(os.open('/dev/null', os.O_WRONLY), 1)",
+            "sys.stdout = sys.stderr = None",
+            "sys.stdout.detach();",
+            // The stream in its place closes it when it is let go of.
+            "import io; sys.stdout = io.TextIOWrapper(sys.stdout.buffer)",
+        ] {
+            guest.cell(code).await;
+            let text = guest
+                .cell("import subprocess\nprint('a'); subprocess.run(['echo', 'b']); print('c', file=sys.stderr)")
+                .await;
+            assert_eq!(text, "a\nb\nc\n", "{code}");
+        }
+        // An exception is told whatever the cell has done before.
+        for code in ["sys.stdout = sys.stderr = None\n1 / 0", "sys.stdout.close(); sys.stderr.close()\n1 / 0"] {
+            let text = guest.cell(code).await;
+            assert!(text.contains("ZeroDivisionError"), "{code}: {text}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn tracebacks_are_coloured_when_asked_for() {
+    let Some(guest) = with_ipython().await else { return };
+    for color in [true, false, true] {
+        let call = CellCall { color, ..CellCall::new("1 / 0") };
+        let text = guest.client().cell(&call, LONG).await.unwrap().output.text();
+        assert_eq!(text.contains("\u{1b}["), color, "{text}");
+    }
+}
+
+#[tokio::test]
+async fn marks_under_a_fault_are_in_their_place() {
+    let text = without_ipython().await.0.cell("x = [1]\nif x:\n    x[0] / 0").await;
+    // Pythons before 3.11 have none.
+    assert!(!text.contains('~') || text.contains("\n    x[0] / 0\n    ~~~~~^~~\n"), "{text}");
 }
 
 #[tokio::test]
@@ -179,6 +256,62 @@ async fn a_fork_in_a_cell_does_not_answer_twice() {
         "'parent'\n"
     );
     assert_eq!(guest.cell("2").await, "2\n");
+}
+
+#[tokio::test]
+async fn a_fork_ends_with_its_cell_and_as_it_says() {
+    for guest in [Some(without_ipython().await.0), with_ipython().await].iter().flatten() {
+        for (end, code) in [("pass", 0), ("sys.exit(7)", 7), ("sys.exit()", 0), ("exit(3)", 3), ("os._exit(4)", 4)] {
+            let cell =
+                format!("import os, sys\npid = os.fork()\nif pid: print(os.waitpid(pid, 0)[1] >> 8)\nelse: {end}");
+            assert_eq!(guest.cell(&cell).await, format!("{code}\n"), "{end}");
+        }
+        let cell = "import multiprocessing as m\ndef f(n): return n * 2\nwith m.get_context('fork').Pool(2) as pool: print(pool.map(f, [1, 2]))";
+        assert_eq!(guest.cell(cell).await, "[2, 4]\n");
+    }
+}
+
+#[tokio::test]
+async fn what_awaits_when_it_is_interrupted_does_not_go_on() {
+    let guest = without_ipython().await.0;
+    let cell = "import asyncio\nasync def later():\n    await asyncio.sleep(1)\n    print('later')\nawait later()";
+    let answer = guest.client().ipython(cell, MS(300)).await.unwrap();
+    assert_eq!(answer.end, CellEnd::LimitPassed { limit_ms: 300, by: Interrupt::Signal }, "{answer:?}");
+    assert_eq!(guest.cell("await asyncio.sleep(1.5)").await, "[The cell ran without output.]");
+}
+
+#[tokio::test]
+async fn a_loop_that_takes_every_exception_is_killed() {
+    let guest = Guest::start().await;
+    guest.cell("'started'").await;
+    let cell = "import time\nprint('start')\nwhile True:\n    try: time.sleep(1)\n    except BaseException: pass";
+    let answer = guest.client().ipython(cell, MS(300)).await.unwrap();
+    assert_eq!(answer.end, CellEnd::LimitPassed { limit_ms: 300, by: Interrupt::Restart }, "{answer:?}");
+    assert_eq!((answer.output.text().as_str(), answer.restarted.is_some()), ("start\n", true));
+    assert_eq!(guest.cell("1").await, "1\n");
+}
+
+#[tokio::test]
+async fn an_interpreter_that_closes_its_channel_is_replaced_without_a_word_of_ours() {
+    let guest = Guest::start().await;
+    let answer =
+        guest.client().ipython("import os\nprint('a')\nos.closerange(3, 1000)\nprint('b')", LONG).await.unwrap();
+    assert_eq!((answer.end, answer.output.text().as_str()), (CellEnd::Died, "a\nb\n"));
+    assert_eq!(guest.cell("1").await, "1\n");
+}
+
+#[tokio::test]
+async fn a_thread_prints_into_the_cell_that_comes_next() {
+    let guest = Guest::start().await;
+    guest.cell("import threading, os\ngo, gone = threading.Event(), os.pipe()\ndef late():\n    go.wait()\n    print('late')\n    os.write(gone[1], b'.')\nthreading.Thread(target=late, daemon=True).start()").await;
+    assert_eq!(guest.cell("go.set(); os.read(gone[0], 1); 2").await, "late\n2\n");
+}
+
+#[tokio::test]
+async fn a_repr_of_any_size_is_bounded() {
+    let guest = Guest::start().await;
+    let answer = guest.client().ipython("'x' * 100_000_000", LONG).await.unwrap();
+    assert_eq!((answer.output.total, answer.output.bytes().len()), (100_000_003, 128 * 1024));
 }
 
 #[tokio::test]

@@ -1,10 +1,11 @@
 //! Tools by name, as an agent loop calls them.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use async_trait::async_trait;
+use prorl_core::{Content, Part};
 use prorl_tools::{
-    host::{Tool, ToolContext, ToolError, ToolResult, Toolbox},
+    host::{TextForm, Tool, ToolContext, ToolError, ToolResult, Toolbox},
     schema::Schema,
 };
 use serde_json::{Map, Value, json};
@@ -23,7 +24,8 @@ fn tools_are_chosen_by_their_own_and_short_names_in_order() {
     assert_eq!(toolbox.schemas()[1]["function"]["name"], "execute_ipython_cell");
     assert_eq!(
         Toolbox::from_names(["think", "browser"]).unwrap_err().to_string(),
-        "no tool is named \"browser\"; known: bash, execute_bash, ipython, execute_ipython_cell, think, finish"
+        "no tool is named \"browser\"; known: bash, execute_bash, ipython, \
+         execute_ipython_cell, editor, str_replace_editor, think, finish"
     );
 }
 
@@ -38,7 +40,7 @@ async fn what_a_model_gets_wrong_is_a_result_that_it_can_act_on() {
     assert!(result.is_error);
     assert_eq!(
         result.content.text(),
-        "There is no tool `python`. The tools are: `execute_ipython_cell`, `think`, `finish`."
+        "There is no tool `python`. Did you mean `execute_ipython_cell`? The tools are: `execute_ipython_cell`, `think`, `finish`."
     );
     let result = call("think", json!({})).await;
     assert!(result.is_error && result.content.text().starts_with("Missing argument `thought` of `think`."));
@@ -55,8 +57,7 @@ async fn what_a_model_gets_wrong_is_a_result_that_it_can_act_on() {
 async fn a_bash_result_reads_as_models_know_it() {
     let guest = Guest::start().await;
     let toolbox = Toolbox::from_names(["bash"]).unwrap();
-    let context =
-        ToolContext { silence: Some(std::time::Duration::from_millis(300)), ..ToolContext::new(guest.client(), LONG) };
+    let context = ToolContext { silence: Some(Duration::from_millis(300)), ..ToolContext::new(guest.client(), LONG) };
     let call = async |arguments: Value| toolbox.call(&context, "execute_bash", &object(arguments)).await.unwrap();
     let text = |result: &ToolResult| result.content.text();
 
@@ -72,6 +73,74 @@ async fn a_bash_result_reads_as_models_know_it() {
         text(&result),
         "partial\n[The command timed out after 0.5 seconds. It was interrupted.]\n[Current working directory: /usr]"
     );
+}
+
+#[tokio::test]
+async fn a_model_reads_what_a_terminal_shows_in_the_end() {
+    let guest = Guest::start().await;
+    let toolbox = Toolbox::from_names(["bash", "ipython"]).unwrap();
+    let clean = ToolContext::new(guest.client(), LONG);
+    let raw = ToolContext { text: TextForm::Raw, ..clean };
+    let call = async |context: &ToolContext<'_>, name: &str, argument: &str, text: &str| {
+        toolbox.call(context, name, &object(json!({argument: text}))).await.unwrap().content.text()
+    };
+    let bar = r"for n in 1 50 100; do printf '\r\033[32m%3d%%\033[0m' $n; done; printf '\n\007\000end\n'";
+    let end = "[The command completed with exit code 0.]";
+    let text = call(&clean, "execute_bash", "command", bar).await;
+    assert!(text.starts_with(&format!("100%\n\u{fffd}end\n{end}")), "{text:?}");
+    let text = call(&raw, "execute_bash", "command", bar).await;
+    assert!(text.starts_with("\r\x1b[32m  1%\x1b[0m\r") && text.contains("\x07\0end\n"), "{text:?}");
+
+    let bar = "for n in (1, 50, 100): print(f'\\r\\x1b[1m{n}%', end='')";
+    assert_eq!(call(&clean, "execute_ipython_cell", "code", bar).await, "100%");
+    let text = call(&raw, "execute_ipython_cell", "code", "1 / 0").await;
+    assert!(text.contains("ZeroDivisionError"), "{text}");
+
+    // The screen of a pager is no text, which is said.
+    let pager = r"printf '\033[?1049h\033[Hpage\033[24;1H:'; printf '\033[?1049l'";
+    let text = call(&clean, "execute_bash", "command", pager).await;
+    assert!(text.contains("[A full-screen program had the terminal, and"), "{text}");
+}
+
+#[tokio::test]
+async fn a_limit_that_is_the_tasks_own_is_told_apart() {
+    let guest = Guest::start().await;
+    let toolbox = Toolbox::from_names(["bash"]).unwrap();
+    let context = ToolContext::new(guest.client(), Duration::from_millis(500));
+    for (secs, all) in [(1e300, true), (100.0, true), (0.3, false)] {
+        let arguments = object(json!({"command": "sleep 100", "timeout": secs}));
+        let text = toolbox.call(&context, "execute_bash", &arguments).await.unwrap().content.text();
+        assert_eq!(
+            text.contains("timed out after 0.5 seconds, which was all the time that the task had left. It"),
+            all
+        );
+        assert_eq!(text.contains("timed out after 0.3 seconds. It"), !all, "{text}");
+    }
+}
+
+#[tokio::test]
+async fn a_command_that_no_frame_holds_is_refused() {
+    let guest = Guest::start().await;
+    for (tool, argument, what) in [("execute_bash", "command", "command"), ("execute_ipython_cell", "code", "cell")] {
+        let result = guest.tool(tool, &[(argument, &"#".repeat(5 << 20))], LONG).await;
+        assert!(result.is_error);
+        let text = result.content.text();
+        assert!(text.starts_with(&format!("The {what} is too long: it has about 5242")), "{text}");
+        assert!(text.contains("at most 4 MiB can be sent. Nothing was done."), "{text}");
+    }
+}
+
+#[test]
+fn a_note_is_a_line_of_its_own() {
+    let text = |text: &str| Part::Text { text: text.to_owned() };
+    let image = Part::Image { mime: "image/png".to_owned(), data: String::new() };
+    let noted = |parts: &[Part]| {
+        let mut result = ToolResult::new(Content::Parts(parts.to_vec()));
+        result.note("note");
+        result.content
+    };
+    assert_eq!(noted(std::slice::from_ref(&image)), Content::Parts(vec![image.clone(), text("[note]")]));
+    assert_eq!(noted(&[image.clone(), text("a")]), Content::Parts(vec![image, text("a\n[note]")]));
 }
 
 struct Upper;
