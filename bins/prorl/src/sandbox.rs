@@ -86,7 +86,7 @@ pub(crate) struct ExecArgs {
     /// `PRORL_EGRESS_PRIVATE`].
     #[arg(long, value_name = "HOST[:PORT]", value_delimiter = ',', requires = "allow")]
     egress_private: Vec<String>,
-    /// HTTP proxy of the cluster by which the hosts of --allow are reached, as [http://][USER:PASSWORD@]HOST:PORT; other users of
+    /// HTTP proxy of the cluster by which the hosts of --allow are reached, as HOST:PORT or USER:PASSWORD@HOST:PORT; other users of
     /// this machine can see an argument, so a password belongs into the variable [default: `PRORL_EGRESS_PROXY`, or directly].
     #[arg(long, value_name = "URL", requires = "allow")]
     egress_proxy: Option<ProxyUrl>,

@@ -135,7 +135,7 @@ pub(crate) struct Args {
     /// Host that instances may name although its address is private, such as a mirror in the cluster; may be given again.
     #[arg(long, env = "PRORL_EGRESS_PRIVATE", value_name = "HOST[:PORT]", value_delimiter = ',')]
     egress_private: Option<Vec<String>>,
-    /// HTTP proxy of the cluster by which this server reaches those hosts, as [http://][USER:PASSWORD@]HOST:PORT; other users of
+    /// HTTP proxy of the cluster by which this server reaches those hosts, as HOST:PORT or USER:PASSWORD@HOST:PORT; other users of
     /// this machine can see an argument, so a password belongs into the variable or the file [default: directly].
     #[arg(long, env = "PRORL_EGRESS_PROXY", hide_env_values = true, value_name = "URL")]
     egress_proxy: Option<ProxyUrl>,
