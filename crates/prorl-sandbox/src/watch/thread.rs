@@ -35,7 +35,7 @@ pub(super) const LONGEST: Duration = Duration::from_millis(100);
 const END: Duration = Duration::from_secs(1);
 
 /// The beats at which sandboxes are looked at, in milliseconds. One waking serves all that have the same.
-const BEATS: [u64; 8] = [100, 75, 50, 25, 10, 5, 2, 1];
+const BEATS: [u64; 7] = [100, 50, 25, 10, 5, 2, 1];
 
 /// What the threads share with each other and with those who start and end sandboxes.
 #[derive(Debug)]
