@@ -11,7 +11,10 @@ use anyhow::Context;
 use serde::Serialize;
 
 use self::material::Material;
-use super::{machine::Machine, report::tell};
+use super::{
+    machine::Machine,
+    report::{present, tell},
+};
 use crate::{output, stop::Signals};
 
 /// Arguments of `prorl bench images`.
@@ -95,9 +98,4 @@ async fn measure(args: &Args) -> anyhow::Result<Report> {
         fork,
         build,
     })
-}
-
-/// Tells why there is no figure where there is none.
-fn present<T>(what: &str, figures: anyhow::Result<T>) -> Option<T> {
-    figures.inspect_err(|reason| output::note(format_args!("note: no figures of {what}: {reason:#}"))).ok()
 }

@@ -13,8 +13,11 @@ use std::{num::NonZeroUsize, process::ExitCode, time::Duration};
 use serde::Serialize;
 
 use self::{hogs::Hog, live::Ground};
-use super::{goals::Goals, machine::Machine, report::tell};
-use crate::{output, stop::Signals};
+use super::{
+    goals::Goals,
+    machine::Machine,
+    report::{finish, present},
+};
 
 /// Arguments of `prorl bench limits`.
 #[derive(clap::Args)]
@@ -78,24 +81,11 @@ struct Report {
 }
 
 pub(crate) async fn main(args: Args) -> anyhow::Result<ExitCode> {
-    let mut signals = Signals::take()?;
-    let report = tokio::select! {
-        report = measure(&args) => report?,
-        // What runs is dropped, and what is dropped is killed, whatever it is up to.
-        signal = signals.next() => anyhow::bail!("ended by {signal}"),
-    };
-    for line in report.goals.lines() {
-        output::note(line);
-    }
-    tell(&report, args.json)?;
-    Ok(ExitCode::SUCCESS)
+    finish(Box::pin(measure(&args)), |report| &report.goals, args.json).await
 }
 
 async fn measure(args: &Args) -> anyhow::Result<Report> {
     let mut machine = Machine::before();
-    if cfg!(debug_assertions) {
-        output::note("note: this build is not optimised; figures of a release build are better");
-    }
     let ground = Ground::make()?;
     let cost = cost::measure(args, &ground).await?;
     let overshoot = present("overshoot", overshoot::measure(args, &ground).await);
@@ -107,9 +97,4 @@ async fn measure(args: &Args) -> anyhow::Result<Report> {
     machine.after();
     let goals = goals::of(&cost, watchdog.as_ref(), overshoot.as_ref(), &neighbours);
     Ok(Report { prorl: env!("CARGO_PKG_VERSION"), machine, cost, watchdog, overshoot, neighbours, goals })
-}
-
-/// Tells why there is no figure where there is none.
-fn present<T>(what: &str, figures: anyhow::Result<T>) -> Option<T> {
-    figures.inspect_err(|reason| output::note(format_args!("note: {what} is null: {reason:#}"))).ok()
 }

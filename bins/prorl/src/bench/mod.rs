@@ -6,6 +6,7 @@ mod figures;
 mod goals;
 mod images;
 mod limits;
+mod live;
 mod machine;
 mod memory;
 mod report;

@@ -1,6 +1,6 @@
 //! What `prorl bench` tells, as JSON or as a table of the same.
 
-use std::time::Duration;
+use std::{process::ExitCode, time::Duration};
 
 use comfy_table::{CellAlignment, Table, presets::UTF8_FULL_CONDENSED};
 use serde::Serialize;
@@ -9,10 +9,38 @@ use serde_json::Value;
 use super::{
     bare::{Run, Tool},
     figures::Spread,
+    goals::Goals,
     machine::Machine,
     memory::Memory,
 };
-use crate::output;
+use crate::{output, stop::Signals};
+
+/// Tells why there is no figure where there is none.
+pub(super) fn present<T>(what: &str, figures: anyhow::Result<T>) -> Option<T> {
+    figures.inspect_err(|reason| output::note(format_args!("note: {what} is null: {reason:#}"))).ok()
+}
+
+/// Waits for a report and tells it, with its goals; a signal ends it.
+pub(super) async fn finish<R: Serialize>(
+    measuring: impl Future<Output = anyhow::Result<R>>,
+    goals: impl FnOnce(&R) -> &Goals,
+    json: bool,
+) -> anyhow::Result<ExitCode> {
+    let mut signals = Signals::take()?;
+    if cfg!(debug_assertions) {
+        output::note("note: this build is not optimised; figures of a release build are better");
+    }
+    let report = tokio::select! {
+        report = measuring => report?,
+        // What runs is dropped, and what is dropped is killed, whatever it is up to.
+        signal = signals.next() => anyhow::bail!("ended by {signal}"),
+    };
+    for line in goals(&report).lines() {
+        output::note(line);
+    }
+    tell(&report, json)?;
+    Ok(ExitCode::SUCCESS)
+}
 
 /// Everything that was measured.
 #[derive(Debug, Serialize)]

@@ -462,7 +462,7 @@ async fn a_limit_of_processes_that_is_reached_is_told() {
 async fn a_limit_of_processes_is_told_when_whoever_was_refused_has_ended() {
     let script = |body: &str| format!("{PYTHON} -c '{body}' 2>&1; true");
     let refused = [
-        "sh -c 'for i in $(seq 60); do sleep 1000 & done' 2>&1; pkill sleep; true".to_owned(),
+        "sh -c 'for i in $(seq 60); do sleep 1000 & done' 2>&1; kill -9 -1; true".to_owned(),
         script(
             "import threading, time\nfor _ in range(60): threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()",
         ),

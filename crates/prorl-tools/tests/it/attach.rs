@@ -2,18 +2,14 @@
 
 use std::time::Duration;
 
-use prorl_core::frame::{self, Decoder};
+use prorl_core::frame;
 use prorl_tools::{
     host::{AttachSpec, Attached, ExecSpec, Input, Output, ToolClient, ToolError},
-    wire::{AttachAnswer, Bytes, ExitStatus, GuestFrame, HostFrame, Stream, WindowSize},
+    wire::{AttachAnswer, Bytes, ExitStatus, GuestFrame, Stream, WindowSize},
 };
-use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
-    net::UnixStream,
-    time::timeout,
-};
+use tokio::{io::AsyncWriteExt, net::UnixStream, time::timeout};
 
-use crate::guest::{Guest, LONG};
+use crate::guest::{Guest, LONG, asked};
 
 const SIGPIPE: i32 = 13;
 
@@ -433,18 +429,11 @@ async fn scripted(says: impl FnOnce(u64) -> Vec<GuestFrame>) -> (Result<Attached
     let (ours, mut theirs) = UnixStream::pair().unwrap();
     let client = ToolClient::new(ours);
     let guest = async {
-        let mut decoder = Decoder::default();
-        let mut buffer = [0; 4096];
-        loop {
-            let n = theirs.read(&mut buffer).await.unwrap();
-            decoder.push(&buffer[..n]);
-            if let Some(HostFrame::Request(request)) = decoder.pop().unwrap() {
-                for frame in says(request.id) {
-                    theirs.write_all(&frame::encode(&frame).unwrap()).await.unwrap();
-                }
-                return theirs;
-            }
+        let id = asked(&mut theirs).await;
+        for frame in says(id) {
+            theirs.write_all(&frame::encode(&frame).unwrap()).await.unwrap();
         }
+        theirs
     };
     let spec = sh("true");
     let (attached, theirs) = tokio::join!(client.attach(&spec, LONG), guest);

@@ -16,7 +16,7 @@ use tokio::{
     time::{Instant, timeout},
 };
 
-use crate::guest::{Guest, LONG, start_raw};
+use crate::guest::{Guest, LONG, asked, start_raw};
 
 /// Runs a call until its work has begun, which the work tells by making a file; then drops it.
 async fn drop_once_begun(call: impl Future<Output = ()>, sign: &std::path::Path) {
@@ -112,16 +112,9 @@ async fn scripted(answer: impl FnOnce(u64) -> Vec<u8>) -> Result<(), ToolError> 
     let (ours, mut theirs) = UnixStream::pair().unwrap();
     let client = ToolClient::new(ours);
     let guest = async {
-        let mut decoder = Decoder::default();
-        let mut buffer = [0; 4096];
-        loop {
-            let n = theirs.read(&mut buffer).await.unwrap();
-            decoder.push(&buffer[..n]);
-            if let Some(HostFrame::Request(request)) = decoder.pop().unwrap() {
-                tokio::io::AsyncWriteExt::write_all(&mut theirs, &answer(request.id)).await.unwrap();
-                return theirs;
-            }
-        }
+        let id = asked(&mut theirs).await;
+        tokio::io::AsyncWriteExt::write_all(&mut theirs, &answer(id)).await.unwrap();
+        theirs
     };
     let spec = ExecSpec { output_limit_bytes: 4, ..ExecSpec::new(["x"]) };
     let (result, _open) = tokio::join!(client.exec(&spec, LONG), guest);

@@ -23,7 +23,7 @@ use tokio::{
     time::{Instant, timeout},
 };
 
-use crate::guest::{Guest, LONG, start_raw};
+use crate::guest::{Guest, LONG, asked, start_raw};
 
 fn keep_links() -> TreeOptions {
     let limits = TreeLimits { outside_links: OutsideLinks::Keep, ..TreeLimits::default() };
@@ -246,22 +246,11 @@ async fn hostile(entries: &[Entry], summary: impl FnOnce(TreeSummary) -> TreeSum
     let (ours, mut theirs) = UnixStream::pair().unwrap();
     let client = ToolClient::new(ours);
     let guest = async {
-        let mut decoder = Decoder::default();
-        let mut buffer = [0; 4096];
-        loop {
-            let n = theirs.read(&mut buffer).await.unwrap();
-            decoder.push(&buffer[..n]);
-            if let Some(HostFrame::Request(request)) = decoder.pop().unwrap() {
-                let id = request.id;
-                let output = GuestFrame::Output { id, stream: Stream::Stdout, bytes: Bytes(records) };
-                let done = GuestFrame::Done { id, answer: Answer::Tree(end) };
-                theirs
-                    .write_all(&[frame::encode(&output).unwrap(), frame::encode(&done).unwrap()].concat())
-                    .await
-                    .unwrap();
-                return theirs;
-            }
-        }
+        let id = asked(&mut theirs).await;
+        let output = GuestFrame::Output { id, stream: Stream::Stdout, bytes: Bytes(records) };
+        let done = GuestFrame::Done { id, answer: Answer::Tree(end) };
+        theirs.write_all(&[frame::encode(&output).unwrap(), frame::encode(&done).unwrap()].concat()).await.unwrap();
+        theirs
     };
     let options = TreeOptions::default();
     let (result, _open) = tokio::join!(client.download("/x", to, &options, LONG), guest);

@@ -10,14 +10,15 @@ use std::{
     time::Duration,
 };
 
-use prorl_core::Content;
+use prorl_core::{Content, frame::Decoder};
 use prorl_sandbox::{NamespaceConfig, NamespaceRuntime, Node, NodeConfig, Runtime, Sandbox, SandboxError, SandboxSpec};
 use prorl_tools::{
     guest::{Terms, probe, serve},
     host::{BashCall, ToolClient, ToolContext, ToolResult, Toolbox},
-    wire::{BashAnswer, BashEnd},
+    wire::{BashAnswer, BashEnd, HostFrame},
 };
 use serde_json::{Map, Value};
+use tokio::io::AsyncReadExt as _;
 
 const MARKER: &str = "PRORL_TOOLS_TEST_GUEST";
 
@@ -154,6 +155,19 @@ impl Drop for Guest {
         drop(self.client.take());
         if let Around::Process(process) = &mut self.around {
             let _ended = process.wait();
+        }
+    }
+}
+
+/// Reads what a client sends until it asks for something, and returns by which number.
+pub(crate) async fn asked(theirs: &mut tokio::net::UnixStream) -> u64 {
+    let mut decoder = Decoder::default();
+    let mut buffer = [0; 4096];
+    loop {
+        let n = theirs.read(&mut buffer).await.unwrap();
+        decoder.push(&buffer[..n]);
+        if let Some(HostFrame::Request(request)) = decoder.pop().unwrap() {
+            return request.id;
         }
     }
 }

@@ -1,15 +1,16 @@
 //! The sandboxes that are measured, with somebody who asks them for things.
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
 use anyhow::{Context, ensure};
-use prorl_sandbox::{Image, Limits, Sandbox, SandboxSpec};
+use prorl_sandbox::{Image, Limits, SandboxSpec};
 use prorl_tools::{
     host::{BashCall, ExecOutput, ExecSpec, ToolClient},
     wire::BashEnd,
 };
-use tokio::{task::JoinSet, time::Instant};
+use tokio::time::Instant;
 
+pub(super) use crate::bench::live::{CALL_LIMIT, Live, end_many};
 use crate::bench::runtimes::Runtimes;
 
 /// Every limit there is. None is near to what is measured by them, but for what is to run into them.
@@ -26,12 +27,6 @@ pub(super) const ALL: Limits = Limits {
 const LAYER_BYTES: u64 = 256 << 20;
 const TMP_BYTES: u64 = 128 << 20;
 
-/// How long the guest may take to end everything before it is killed.
-const GRACE: Duration = Duration::from_secs(2);
-
-/// How long a call may take that is not measured, or that takes a moment if all is well.
-pub(super) const CALL_LIMIT: Duration = Duration::from_mins(1);
-
 /// Where they come from.
 pub(super) struct Ground {
     runtimes: Runtimes,
@@ -46,24 +41,11 @@ impl Ground {
     pub(super) async fn start(&self, limits: Limits) -> anyhow::Result<Live> {
         let spec =
             SandboxSpec { layer_bytes: LAYER_BYTES, tmp_bytes: TMP_BYTES, limits, ..self.runtimes.spec(Image::Host) };
-        let mut sandbox = self.runtimes.namespace.start(&spec).await.context("no sandbox")?;
-        let tools = Arc::new(ToolClient::new(sandbox.take_channel().context("the channel is there after a start")?));
-        Ok(Live { sandbox, tools })
+        Live::start(&*self.runtimes.namespace, &spec).await
     }
-}
-
-/// A sandbox that stands and answers.
-pub(super) struct Live {
-    pub(super) sandbox: Sandbox,
-    pub(super) tools: Arc<ToolClient>,
 }
 
 impl Live {
-    /// Ends it with all that runs in it.
-    pub(super) async fn end(self) -> anyhow::Result<()> {
-        Ok(self.sandbox.shutdown(GRACE).await?)
-    }
-
     /// Runs a Python script to its end.
     pub(super) async fn python(&self, script: &str, args: &[String]) -> anyhow::Result<ExecOutput> {
         Ok(self.tools.exec(&ExecSpec::new(self.python_words(script, args)?), CALL_LIMIT).await?)
@@ -103,16 +85,4 @@ pub(super) async fn start_many(ground: &Ground, n: usize) -> anyhow::Result<Vec<
         all.push(live);
     }
     Ok(all)
-}
-
-/// Ends several at the same moment.
-pub(super) async fn end_many(all: Vec<Live>) -> anyhow::Result<()> {
-    let mut ending = JoinSet::new();
-    for live in all {
-        ending.spawn(live.end());
-    }
-    while let Some(ended) = ending.join_next().await {
-        ended.expect("an end does not panic")?;
-    }
-    Ok(())
 }

@@ -16,8 +16,13 @@ use std::{num::NonZeroUsize, process::ExitCode, time::Duration};
 use prorl_sandbox::Image;
 use serde::Serialize;
 
-use super::{goals::Goals, machine::Machine, report::tell, runtimes::Runtimes};
-use crate::{output, stop::Signals};
+use super::{
+    goals::Goals,
+    machine::Machine,
+    report::{finish, present},
+    runtimes::Runtimes,
+};
+use crate::stop::Signals;
 
 /// Arguments of `prorl bench tools`.
 #[derive(clap::Args)]
@@ -64,30 +69,18 @@ struct Report {
 }
 
 pub(crate) async fn main(args: Args) -> anyhow::Result<ExitCode> {
-    let mut signals = Signals::take()?;
     if args.conformance {
+        let mut signals = Signals::take()?;
         return tokio::select! {
             code = conformance::main(&args.held, args.json) => code,
             signal = signals.next() => anyhow::bail!("ended by {signal}"),
         };
     }
-    let report = tokio::select! {
-        report = measure(&args) => report?,
-        // What runs is dropped, and what is dropped is killed, whatever it is up to.
-        signal = signals.next() => anyhow::bail!("ended by {signal}"),
-    };
-    for line in report.goals.lines() {
-        output::note(line);
-    }
-    tell(&report, args.json)?;
-    Ok(ExitCode::SUCCESS)
+    finish(Box::pin(measure(&args)), |report| &report.goals, args.json).await
 }
 
 async fn measure(args: &Args) -> anyhow::Result<Report> {
     let mut machine = Machine::before();
-    if cfg!(debug_assertions) {
-        output::note("note: this build is not optimised; figures of a release build are better");
-    }
     let runtimes = Runtimes::make()?;
     let spec = runtimes.spec(Image::Host);
     let ground = live::Ground { runtime: runtimes.namespace, spec };
@@ -116,9 +109,4 @@ async fn measure(args: &Args) -> anyhow::Result<Report> {
         python,
         goals,
     })
-}
-
-/// Tells why there is no figure where there is none.
-fn present<T>(what: &str, figures: anyhow::Result<T>) -> Option<T> {
-    figures.inspect_err(|reason| output::note(format_args!("note: {what} is null: {reason:#}"))).ok()
 }

@@ -6,9 +6,10 @@ class Lean:
     EMBED, JEDI = "IPython.terminal.embed", "jedi"
 
     def __enter__(self):
-        stub = types.ModuleType(self.EMBED)
-        stub.embed = None
-        sys.modules[self.EMBED] = stub
+        # What stands in for the terminal while IPython looks for it.
+        absent = types.ModuleType(self.EMBED)
+        absent.embed = None
+        sys.modules[self.EMBED] = absent
         # An entry of None is a module that cannot be imported.
         sys.modules[self.JEDI] = None
 
